@@ -30,7 +30,7 @@ from live_bytes import measured, predicted
 from networks import TINY, tiny_job
 from tonnage.job import Job
 from tonnage.plans import Plan
-from tonnage.trace.gc_paused import uncollected
+from tonnage.trace.gc_paused import gc_paused
 
 Case = tuple[str, str, str, str, str]
 """Network, method, optimizer, checkpointing, precision."""
@@ -78,7 +78,7 @@ def main() -> None:
         importlib.import_module("peft")  # what it allocates when it is imported is no step's
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for case in cases(said.seed)[: said.cases]:
-        with uncollected():
+        with gc_paused():
             more = difference(case)
         gc.collect()  # else hundreds of networks stay
         found[case[0]][kind(case, more)] += 1

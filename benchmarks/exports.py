@@ -5,8 +5,9 @@
 A small Llama is exported (for torchtitan, which has networks of its own, the smallest of its Llamas and the debug
 models of its other families), as are small networks that read images, and what was exported is run as its users
 would run it: `tonnage dry-run -- COMMAND`, on several GPUs one rank of them.  Where the export leaves a place for the
-data there are rows of full length.  Prints the tables of docs/reference/export.md; `=`: equal to the estimate.  A
-target that is not installed is said and left out: LLaMA-Factory and axolotl each want a transformers of their own.
+data there are rows of full length.  Prints tables, of which docs/reference/export.md shows a part; `=`: equal to the
+estimate.  A target that is not installed is said and left out: LLaMA-Factory and axolotl each want a transformers of
+their own.
 """
 
 import json
@@ -21,7 +22,7 @@ from typing import Any
 
 from tonnage.plans import Plan
 from tonnage.trainers import export as exports
-from tonnage.trainers import installed
+from tonnage.trainers import packages
 
 TINY = {
     "model_type": "llama",
@@ -202,7 +203,7 @@ def main() -> None:
     for network, name, gpus, job, plan in (*(("llama", *case) for case in CASES), *FAMILIES, *SEEING):
         if wanted and name not in wanted:
             continue
-        if missing := installed.missing(exports.target(name).packages):
+        if missing := packages.missing(exports.target(name).packages):
             print(f"{name}: left out, {', '.join(missing)} not installed", file=sys.stderr)
             continue
         with tempfile.TemporaryDirectory() as folder:
@@ -233,7 +234,7 @@ def row(folder: Path, name: str, gpus: str, job: dict[str, Any], plan: dict[str,
 
 def engine(to: exports.Target, plan: dict[str, Any]) -> str:
     """Whose estimate is to be the same."""
-    return to.engine or (to.beneath(Plan(**plan)) if to.beneath else "tonnage")
+    return to.engine or (to.base_engine(Plan(**plan)) if to.base_engine else "tonnage")
 
 
 def equip(folder: Path, config: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ from tonnage.planner.trial_runner import TrialRunner
 from tonnage.planner.values import OFFLOADS
 from tonnage.plans import Plan
 from tonnage.shallow.few import roomy
-from tonnage.units import GIB, count, gib, parse_bytes
+from tonnage.units import GIB, count, format_gib, parse_bytes
 
 NETWORKS = (
     "qwen2.5-0.5b",
@@ -149,9 +149,9 @@ def said_rows(cards: list[str], seq_len: int, runner: TrialRunner) -> Iterator[s
             asked = question(name, gpu, kind, seq_len)
             found = needs(asked, runner) if _has(gpu, kind) else []
             [peak] = whole([found[0][0]], asked.cluster, runner) if found else [None]
-            cells.append("-" if peak is None else gib(peak))
+            cells.append("-" if peak is None else format_gib(peak))
         budget = question(name, gpu, "full", seq_len).budget_bytes
-        yield f"| {words} ({gpu}) | {gib(budget)} | {name} | " + " | ".join(cells) + " |"
+        yield f"| {words} ({gpu}) | {format_gib(budget)} | {name} | " + " | ".join(cells) + " |"
 
 
 def advice_rows(seq_len: int, runner: TrialRunner) -> Iterator[str]:
@@ -185,10 +185,10 @@ def advice_rows(seq_len: int, runner: TrialRunner) -> Iterator[str]:
         for (words, at, plan), peak in zip(rungs, peaks, strict=True):
             less = "" if before is None or peak is None else f"{(before - peak) / GIB:.2f} GiB"
             seconds = f"{price(Case(at, plan, cluster)).step_seconds:.2f} s"
-            yield f"| {words} | {'-' if peak is None else gib(peak)} | {less} | {seconds} |"
+            yield f"| {words} | {'-' if peak is None else format_gib(peak)} | {less} | {seconds} |"
             before = peak
         yield ""
-    yield f"{name} on {gpu} ({gib(find_device(gpu).capacity_bytes)}), {sequences} x {seq_len:,} tokens a step."
+    yield f"{name} on {gpu} ({format_gib(find_device(gpu).capacity_bytes)}), {sequences} x {seq_len:,} tokens a step."
 
 
 def batch_rows() -> Iterator[str]:

@@ -27,7 +27,7 @@ MESSAGE = (
 
 
 def peak(process_bytes: int = 60 * GIB, phase: str = "optimizer", layer: str = "") -> Peak:
-    """A peak whose categories sum to the process; 14 GiB of parameters, 1 GiB outside the allocator."""
+    """Return a peak whose categories sum to the process; 14 GiB of parameters, 1 GiB outside the allocator."""
     held = {
         "parameter": 14 * GIB,
         "gradient": 14 * GIB,
@@ -52,7 +52,7 @@ def peak(process_bytes: int = 60 * GIB, phase: str = "optimizer", layer: str = "
 
 
 def curve() -> tuple[Moment, ...]:
-    """Loading, then two steps of forward up, backward down, optimizer flat."""
+    """Return the curve of loading and two steps: forward rises, backward falls, the optimizer is flat."""
     points: list[tuple[str, int, int]] = [("load", 0, level) for level in range(2, 15, 4)]
     for step, base in enumerate((14, 42)):
         points += [("forward", step, base + rise) for rise in range(0, 13, 2)]
@@ -68,7 +68,7 @@ def curve() -> tuple[Moment, ...]:
 
 
 def fitting() -> Estimate:
-    """A 7-billion-parameter model that fits one card."""
+    """Return the estimate of a 7-billion-parameter model that fits one GPU."""
     return Estimate(
         source="ghost",
         versions={"torch": "2.13.0", "cuda": "13.0", "transformers": "5.23.0"},
@@ -104,7 +104,7 @@ def fitting() -> Estimate:
 
 
 def full_card() -> Estimate:
-    """The same in larger batches on four cards: out of memory in the second step, with enough bytes cached."""
+    """Return the same in larger batches on four GPUs: out of memory in the second step, with enough bytes cached."""
     high = peak(79 * GIB + 768 * MIB, "backward", "model.layers.31.mlp")
     return replace(
         fitting(),
@@ -120,7 +120,7 @@ def full_card() -> Estimate:
 
 
 def scripted() -> Estimate:
-    """A dry-run of a script: no plan, because the script decides."""
+    """Return a dry-run of a script: no plan, because the script decides."""
     return replace(
         fitting(),
         model={"name": "LlamaForCausalLM", "parameters": 6_738_415_616, "trainable_parameters": 20_000_000},
@@ -130,7 +130,7 @@ def scripted() -> Estimate:
 
 
 def rank_entry(rank: int, fits: bool, high: Peak) -> dict[str, object]:
-    """One of `Estimate.ranks`."""
+    """Return one of `Estimate.ranks`."""
     return {
         "rank": rank,
         "fits": fits,

@@ -1,7 +1,7 @@
-"""Bytes alive on the CPU at every boundary of a step: as torch's profiler counts them in a real run, and predicted.
+"""Bytes alive on the CPU at every boundary of a step: counted by torch's profiler in a real run, and predicted.
 
-A boundary is: network and optimizer are made (load), a backward begins (forward), it has ended (backward), an
-optimizer step has ended (step).
+A boundary is the moment when network and optimizer are made (load), a backward begins (forward) or has ended
+(backward), or an optimizer step has ended (step).
 """
 
 import time
@@ -26,9 +26,9 @@ Reached = Callable[[str], None]
 
 
 def measured(job: Job, plan: Plan, count: int = 2, **ranks: Any) -> tuple[Boundaries, int]:
-    """A real run with real memory under torch's profiler: live bytes at each boundary, and the most ever alive.
+    """Run with real memory under torch's profiler; return live bytes at each boundary, and the most ever alive.
 
-    The profiler notes each of the allocator's allocations and frees with its size.
+    The profiler records each of the allocator's allocations and frees with its size.
     """
 
     def reached(name: str) -> None:
@@ -58,7 +58,7 @@ def measured(job: Job, plan: Plan, count: int = 2, **ranks: Any) -> tuple[Bounda
 
 
 def predicted(job: Job, plan: Plan, count: int = 2, **ranks: Any) -> tuple[Boundaries, int]:
-    """The same step recorded without computing."""
+    """Return the same for the step recorded without computing."""
     boundaries: Boundaries = []
     with record.recording(torch.device("cpu"), 2**40) as (recorder, _watch):
 

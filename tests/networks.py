@@ -1,4 +1,4 @@
-"""Tiny networks of the architectures that the tests train: built from configurations, without dropout."""
+"""Tiny networks of the architectures that the tests train, built from configurations, without dropout."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -217,19 +217,19 @@ EVERY_KIND = ("llama", "qwen3", "mixtral", "gpt2", "bert", "t5", "vit")
 
 
 def tiny(name: str, **changes: Any) -> ModelRef:
-    """A reference to a tiny network, with some fields of its configuration changed."""
+    """Return a reference to a tiny network, with some fields of its configuration changed."""
     return ModelRef(name=name, kind="config", config={**TINY[name], **changes})
 
 
 def tiny_job(name: str = "llama", **fields: Any) -> Job:
-    """A job on a tiny network with sequences of 24 tokens."""
+    """Return a job on a tiny network with sequences of 24 tokens."""
     size = {"image_size": "32x16"} if name in ("llava_next", "idefics3", "mistral3", "qwen2_5_vl", "qwen3_vl") else {}
     return Job(**{"model": tiny(name), "seq_len": 24, "micro_batch": 2, **size, **fields})
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """For a module that imports it: tensors this small gain nothing from threads and lose much on a busy machine."""
+    """Limit a module that imports this to one thread: small tensors gain nothing from threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""Steps that are made ready on the CPU, in a process group of one rank where they want one."""
+"""Steps on the CPU, in a process group of one rank if they need one."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,14 +14,14 @@ from tonnage.techniques import build
 
 
 def ready(job: Job, **choices: Any) -> ReadyStep:
-    """With weights that are the same each time; in fp32 unless the plan says otherwise."""
+    """Return a ready step with the same weights each time, in fp32 unless the plan says otherwise."""
     torch.manual_seed(0)
     return build(job, Plan(**{"precision": "fp32", **choices}), device="cpu", initialise=True)
 
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
-    """For a module that imports it: no test leaves its process group to the next."""
+    """Destroy the process group after each test of a module that imports this."""
     yield
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Lets torch's ring attention, which knows the kernels of CUDA only, run on the CPU: for comparisons in tests."""
+"""Runs torch's ring attention, which knows CUDA's kernels only, on the CPU, for comparisons in tests."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 
 @contextmanager
 def ring_on_cpu() -> Iterator[None]:
-    """Attention calls CUDA's flash attention by name, for which the CPU's kernels stand in."""
+    """Replace CUDA's flash attention, which the ring calls by name, by the CPU's kernels."""
     _register()
     original = functional.scaled_dot_product_attention
 

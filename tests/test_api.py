@@ -40,7 +40,7 @@ def test_the_card_is_checked_before_anything_runs() -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"gpu": 8}, "A card is given by its name, such as '8xA100-80GB', and this is a int"),
+        ({"gpu": 8}, "GPUs are given by a name such as '8xA100-80GB' or a Cluster, not by a int"),
         ({"gpu": "t4", "job": {"seq_len": 64}}, r"A Job is wanted, and this is a dict; give Job\(seq_len=8192\)"),
         ({"gpu": "t4", "plan": Job()}, r"A Plan is wanted, and this is a Job; give Plan\(shard=\"zero3\"\)"),
         ({"gpu": "t4", "rank": "0"}, "Rank '0' does not exist: the cluster has ranks 0 to 0"),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tonnage.case import check_idle
+from tonnage.case import check_unused
 from tonnage.errors import UsageError
 from tonnage.options import options
 from tonnage.plans import Plan
@@ -16,7 +16,7 @@ INTERLEAVED = {"pp": 2, "pp_schedule": "interleaved", "pp_stages": 3}
 def check(said: dict[str, Any], gpus: int, *open_ones: str) -> None:
     of_plan = {item.name for item, _ in options(Plan)}
     plan = Plan(**{name: value for name, value in said.items() if name in of_plan})
-    check_idle(said, plan, gpus, lambda name: name in open_ones)
+    check_unused(said, plan, gpus, lambda name: name in open_ones)
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_an_option_with_a_use_is_accepted(said: dict[str, Any], gpus: int, open_
 
 
 def test_an_option_that_was_not_given_is_not_checked() -> None:
-    check_idle({}, Plan(accum_sync=True, pp_schedule="gpipe", sequence_parallel="on"), 1)
+    check_unused({}, Plan(accum_sync=True, pp_schedule="gpipe", sequence_parallel="on"), 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tonnage.errors import UnwritableFile, UsageError
-from tonnage.files import check_free, check_places, replacing, write_text
+from tonnage.files import check_outputs, check_replaceable, open_replacing, write_text
 
 
 def test_failed_write_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_failed_write_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
     target.write_text("old")
 
     def fails() -> None:
-        with replacing(target) as file:
+        with open_replacing(target) as file:
             file.write(b"half")
             raise RuntimeError
 
@@ -30,7 +30,7 @@ def test_concurrent_writers_each_write_the_whole_file(tmp_path: Path) -> None:
     target, both = tmp_path / "trace", threading.Barrier(2)
 
     def write(text: str) -> None:
-        with replacing(target) as file:
+        with open_replacing(target) as file:
             file.write(text[:100].encode())
             both.wait()
             file.write(text[100:].encode())
@@ -73,17 +73,17 @@ def test_missing_folder_is_a_one_line_error(tmp_path: Path) -> None:
 
 
 def test_two_answers_cannot_share_a_file(tmp_path: Path) -> None:
-    check_places(tmp_path / "a", None, tmp_path / "b", None)
+    check_outputs(tmp_path / "a", None, tmp_path / "b", None)
     with pytest.raises(UsageError, match=r"Two answers would be written to .*/a; name another file for one of them"):
-        check_places(tmp_path / "a", tmp_path / "sub" / ".." / "a")
-    check_places(Path("/dev/null"), Path("/dev/null"))
+        check_outputs(tmp_path / "a", tmp_path / "sub" / ".." / "a")
+    check_outputs(Path("/dev/null"), Path("/dev/null"))
 
 
 def test_existing_file_is_replaced_only_with_force(tmp_path: Path) -> None:
     target = tmp_path / "train.py"
-    check_free(None, target, force=False)
+    check_replaceable(None, target, force=False)
     target.touch()
     with pytest.raises(UsageError, match=r"train\.py exists; name another file, or add --force"):
-        check_free(None, target, force=False)
-    check_free(target, force=True)
-    check_free(Path("/dev/null"), force=False)
+        check_replaceable(None, target, force=False)
+    check_replaceable(target, force=True)
+    check_replaceable(Path("/dev/null"), force=False)

@@ -130,8 +130,8 @@ def test_positions_are_those_of_the_text(config: dict[str, Any], positions: int 
 
 def test_more_documents_than_tokens_are_refused_before_a_ghost_starts() -> None:
     with pytest.raises(UsageError, match="packing is 65, and a sequence has 64 tokens; choose fewer documents"):
-        check_sequences(tiny_job("llama", seq_len=64, packing=65))
-    check_sequences(tiny_job("llama", seq_len=64, packing=64))
+        check_sequences(tiny_job("llama", seq_len=64, packing=65), None)
+    check_sequences(tiny_job("llama", seq_len=64, packing=64), None)
 
 
 @pytest.mark.parametrize(
@@ -152,12 +152,12 @@ def test_a_sequence_without_a_prompt_is_refused_before_a_ghost_starts(name: str,
         one = tiny_job(name, seq_len=64, generate=generate)
         return replace(one, model=replace(one.model, config={**one.model.config, "architectures": classes}))
 
-    check_sequences(job(63))
+    check_sequences(job(63), None)
     if not said:
-        check_sequences(job(64))
+        check_sequences(job(64), None)
         return
     with pytest.raises(UsageError, match=r"generate is 64, .* 64 tokens, .*; choose at most 63, or a longer seq-len"):
-        check_sequences(job(64))
+        check_sequences(job(64), None)
 
 
 def test_a_sequence_of_one_token_leaves_nothing_to_generate() -> None:
@@ -169,4 +169,4 @@ def test_more_tokens_than_are_run_are_refused_before_a_ghost_starts() -> None:
     job = tiny_job("llama", seq_len=2048, micro_batch=2**16 + 1)
     with pytest.raises(UsageError, match=r"65,537 x 2,048 tokens is more than the 134,217,728 that are run"):
         check(Case(job, Plan(), parse_cluster("h100-80gb")))
-    check_sequences(job)  # a search makes smaller micro-batches of it
+    check_sequences(job, None)  # a search makes smaller micro-batches of it

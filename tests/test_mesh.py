@@ -3,54 +3,54 @@
 import pytest
 
 from tonnage.errors import UsageError
-from tonnage.mesh import Axes, axes
+from tonnage.mesh import Mesh, make_mesh
 from tonnage.plans import Plan
 
 
 def test_single_rank() -> None:
-    assert axes(Plan(), 1, 1) == Axes()
-    assert Axes().of_mesh("none") == ("dp_shard",)
+    assert make_mesh(Plan(), 1, 1) == Mesh()
+    assert Mesh().of_mesh("none") == ("dp_shard",)
 
 
 def test_mesh_has_the_axis_of_its_sharding_even_with_one_rank() -> None:
-    layout = Axes(pp=2, tp=2)
+    layout = Mesh(pp=2, tp=2)
     assert layout.of_mesh("none") == ("pp", "tp")
     assert layout.of_mesh("zero3") == ("pp", "dp_shard", "tp")
     assert layout.of_mesh("ddp") == ("pp", "dp_replicate", "tp")
-    assert Axes(dp_replicate=2, dp_shard=4).of_mesh("hsdp") == ("dp_replicate", "dp_shard")
+    assert Mesh(dp_replicate=2, dp_shard=4).of_mesh("hsdp") == ("dp_replicate", "dp_shard")
 
 
 @pytest.mark.parametrize(
     ("plan", "ranks", "expected"),
     [
-        ({"shard": "zero3"}, 16, Axes(dp_shard=16)),
-        ({"shard": "ddp"}, 16, Axes(dp_replicate=16)),
-        ({}, 16, Axes(dp_replicate=16)),
-        ({"shard": "hsdp"}, 32, Axes(dp_replicate=4, dp_shard=8)),
-        ({"shard": "hsdp", "tp": 2}, 32, Axes(dp_replicate=4, dp_shard=4, tp=2)),
-        ({"shard": "hsdp", "tp": 8}, 32, Axes(dp_replicate=4, dp_shard=1, tp=8)),
-        ({"shard": "zero3", "tp": 8, "pp": 4, "cp": 2}, 1024, Axes(pp=4, dp_shard=16, cp=2, tp=8)),
-        ({"shard": "zero2", "ep": 8}, 16, Axes(dp_shard=16, ep=8)),
-        ({"shard": "zero2", "ep": 8, "cp": 4}, 16, Axes(dp_shard=4, cp=4, ep=8)),
-        ({"shard": "zero1", "ep": 8, "engine": "megatron"}, 16, Axes(dp_replicate=16, ep=8)),
+        ({"shard": "zero3"}, 16, Mesh(dp_shard=16)),
+        ({"shard": "ddp"}, 16, Mesh(dp_replicate=16)),
+        ({}, 16, Mesh(dp_replicate=16)),
+        ({"shard": "hsdp"}, 32, Mesh(dp_replicate=4, dp_shard=8)),
+        ({"shard": "hsdp", "tp": 2}, 32, Mesh(dp_replicate=4, dp_shard=4, tp=2)),
+        ({"shard": "hsdp", "tp": 8}, 32, Mesh(dp_replicate=4, dp_shard=1, tp=8)),
+        ({"shard": "zero3", "tp": 8, "pp": 4, "cp": 2}, 1024, Mesh(pp=4, dp_shard=16, cp=2, tp=8)),
+        ({"shard": "zero2", "ep": 8}, 16, Mesh(dp_shard=16, ep=8)),
+        ({"shard": "zero2", "ep": 8, "cp": 4}, 16, Mesh(dp_shard=4, cp=4, ep=8)),
+        ({"shard": "zero1", "ep": 8, "engine": "megatron"}, 16, Mesh(dp_replicate=16, ep=8)),
     ],
 )
-def test_layouts(plan: dict[str, object], ranks: int, expected: Axes) -> None:
-    layout = axes(Plan(**plan), ranks, 8)  # type: ignore[arg-type]
+def test_layouts(plan: dict[str, object], ranks: int, expected: Mesh) -> None:
+    layout = make_mesh(Plan(**plan), ranks, 8)  # type: ignore[arg-type]
     assert layout == expected
     assert layout.ranks == ranks
 
 
 def test_coordinates_count_from_the_innermost_axis() -> None:
     """Rank 45 of 2 x 1 x 4 x 2 x 4: 45 = 1 x 32 + 1 x 8 + 1 x 4 + 1."""
-    layout = Axes(pp=2, dp_shard=4, cp=2, tp=4)
+    layout = Mesh(pp=2, dp_shard=4, cp=2, tp=4)
     assert [layout.place(45, name) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")] == [1, 0, 1, 1, 1]
 
 
 def test_one_rank_of_each_differing_pipeline_stage() -> None:
-    assert Axes(dp_shard=8, tp=4).different == (0,)
-    assert Axes(pp=2, tp=4).different == (0, 4)
-    assert Axes(pp=8, dp_replicate=2, tp=4).different == (0, 8, 56)
+    assert Mesh(dp_shard=8, tp=4).different == (0,)
+    assert Mesh(pp=2, tp=4).different == (0, 4)
+    assert Mesh(pp=8, dp_replicate=2, tp=4).different == (0, 8, 56)
 
 
 @pytest.mark.parametrize(
@@ -69,4 +69,4 @@ def test_impossible_layout_says_what_is_possible(
     plan: dict[str, object], ranks: int, per_node: int, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        axes(Plan(**plan), ranks, per_node)  # type: ignore[arg-type]
+        make_mesh(Plan(**plan), ranks, per_node)  # type: ignore[arg-type]

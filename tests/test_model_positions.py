@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from tonnage.catalog.families import learned_positions, types_with
 from tonnage.errors import UsageError
 from tonnage.job import Job, check_sequences
-from tonnage.model import LEARNED, ModelRef
+from tonnage.model import ModelRef
 from tonnage.trainers.cases import request
 
 SMALL = {
@@ -24,7 +25,7 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("kind", LEARNED)
+@pytest.mark.parametrize("kind", types_with("learned_positions"))
 def test_learned_positions_equal_those_of_the_built_network(kind: str) -> None:
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSpeechSeq2Seq
@@ -41,7 +42,7 @@ def test_learned_positions_equal_those_of_the_built_network(kind: str) -> None:
     with torch.device("meta"):
         network = head.from_config(config)
     model = ModelRef(name=kind, kind="config", config=config.to_dict())
-    assert model.learned_positions == longest_text(network)
+    assert learned_positions(model) == longest_text(network)
 
 
 def _has(kind: type, name: str) -> bool:
@@ -53,8 +54,8 @@ def test_table_with_room_for_padding_alone_is_unknown() -> None:
         model = ModelRef(
             name="a", kind="config", config={"model_type": "roberta", "max_position_embeddings": positions}
         )
-        assert model.learned_positions is None
-    assert replace(model, config={**model.config, "max_position_embeddings": 3}).learned_positions == 1
+        assert learned_positions(model) is None
+    assert learned_positions(replace(model, config={**model.config, "max_position_embeddings": 3})) == 1
 
 
 def test_default_sequence_length_is_at_most_the_learned_positions() -> None:
@@ -66,5 +67,5 @@ def test_default_sequence_length_is_at_most_the_learned_positions() -> None:
     with pytest.raises(
         UsageError, match="learned positions for 1024 tokens, and seq_len is 1025; choose at most 1024"
     ):
-        check_sequences(job)
-    check_sequences(replace(job, seq_len=1024))
+        check_sequences(job, learned_positions(job.model))
+    check_sequences(replace(job, seq_len=1024), learned_positions(job.model))

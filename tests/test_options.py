@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tonnage.errors import UsageError
-from tonnage.options import varied
+from tonnage.options import replace_checked
 from tonnage.plans import Plan
 
 
@@ -16,7 +16,7 @@ from tonnage.plans import Plan
 )
 def test_varied_plan_equals_replaced_plan(changes):
     plan = Plan(precision="bf16-true")
-    made = varied(plan, changes)
+    made = replace_checked(plan, changes)
     assert made == replace(plan, **changes)
     assert hash(made) == hash(replace(plan, **changes))
     assert plan == Plan(precision="bf16-true")
@@ -27,10 +27,10 @@ def test_invalid_change_raises_the_same_message(changes):
     with pytest.raises(UsageError) as replaced:
         replace(Plan(), **changes)
     with pytest.raises(UsageError) as refused:
-        varied(Plan(), changes)
+        replace_checked(Plan(), changes)
     assert str(refused.value) == str(replaced.value)
 
 
 def test_unknown_field_raises_type_error():
     with pytest.raises(TypeError, match="Plan has no sharded"):
-        varied(Plan(), {"sharded": "zero3"})
+        replace_checked(Plan(), {"sharded": "zero3"})

@@ -3,7 +3,7 @@
 import pytest
 
 from tonnage.errors import UsageError
-from tonnage.units import GIB, counted, parse_bytes, parse_count
+from tonnage.units import GIB, parse_bytes, parse_count, pluralise
 
 
 def test_sizes_as_pytorch_prints_a_capacity() -> None:
@@ -32,5 +32,5 @@ def test_large_counts_are_exact_or_refused():
 
 
 def test_singular_and_plural():
-    assert [counted(value, "step") for value in (0, 1, 2000)] == ["0 steps", "1 step", "2,000 steps"]
-    assert [counted(value, "micro-batch") for value in (1, 2)] == ["1 micro-batch", "2 micro-batches"]
+    assert [pluralise(value, "step") for value in (0, 1, 2000)] == ["0 steps", "1 step", "2,000 steps"]
+    assert [pluralise(value, "micro-batch") for value in (1, 2)] == ["1 micro-batch", "2 micro-batches"]

@@ -12,10 +12,10 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "tonnage"
 
 ROOMS = (
+    *("__init__.py", "__main__.py", "api.py", "job.py", "plans.py"),
     *("errors.py", "units.py", "files.py", "options.py", "cluster.py", "model.py", "mesh.py"),
-    *("catalog", "trace", "allocator", "report", "timing"),
-    *("cli/progress.py", "cli/table.py", "cli/answer.py", "cli/report.py"),
-    *("cli/devices.py", "cli/models.py", "cli/formats.py"),
+    *("case.py", "catalog", "trace", "allocator", "report", "timing", "trainers", "cli", "script", "planner"),
+    *("step", "techniques", "shallow", "meta", "estimates", "ghost", "recorder", "workers"),
 )
 """Files and folders of the package that are checked."""
 

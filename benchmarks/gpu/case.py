@@ -11,7 +11,7 @@ from typing import Any, Final
 from models import model
 
 from tonnage.job import Job
-from tonnage.options import options, spelled
+from tonnage.options import options, spell_option
 from tonnage.plans import Plan
 from tonnage.techniques import chosen as techniques
 from tonnage.trainers import engine_of
@@ -120,7 +120,7 @@ def _name(job: Job, plan: Plan) -> Iterator[str]:
         for item, _ in options(type(value)):
             chosen = getattr(value, item.name)
             if item.name not in _IN_FRONT and chosen != item.default:
-                yield f"{_SHORTER.get(item.name, spelled(item.name))}-{_word(chosen)}"
+                yield f"{_SHORTER.get(item.name, spell_option(item.name))}-{_word(chosen)}"
 
 
 def _way(limit_gib: float | None, awaited: bool, time: int) -> Iterator[str]:

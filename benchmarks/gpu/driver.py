@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from tonnage.trainers.engine import installed
+from tonnage.trainers.packages import installed
 
 OPTIONAL: Final = ("bitsandbytes", "torchao", "liger-kernel", "trl", "deepspeed", "megatron-core", "triton")
 """Packages that some cases need."""

@@ -9,16 +9,16 @@ from typing import Any
 
 from networks import TINY
 from tonnage.case import Case as TrainingCase
-from tonnage.case import check_idle
+from tonnage.case import check_unused
 from tonnage.catalog.configurations import resolve
 from tonnage.catalog.devices import parse_cluster
 from tonnage.catalog.models import model_names
 from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
 from tonnage.job import Job
-from tonnage.mesh import axes
+from tonnage.mesh import make_mesh
 from tonnage.model import ModelRef
-from tonnage.options import Option, listed, options
+from tonnage.options import Option, is_accepted, options
 from tonnage.plans import Plan
 from tonnage.trainers import ENGINES
 from tonnage.trainers.cases import check
@@ -93,9 +93,9 @@ def case(
         try:
             found = _drawn(rng, number, names, layers)
             found = found if engine is None else _in_its_words(rng, found, engine)
-            axes(found.plan, found.cluster.gpus, found.cluster.gpus_per_node)
+            make_mesh(found.plan, found.cluster.gpus, found.cluster.gpus_per_node)
             check(TrainingCase(found.job, found.plan, found.cluster))
-            check_idle(_said(found.job) | _said(found.plan), found.plan, found.cluster.gpus)
+            check_unused(_said(found.job) | _said(found.plan), found.plan, found.cluster.gpus)
         except UsageError:
             continue
         return found
@@ -206,6 +206,6 @@ def _expressed(rng: random.Random, value: Any, expresses: Any) -> dict[str, Any]
         words = expresses.get(item.name)
         if words is None:
             changes[item.name] = item.default
-        elif words != ANY and (rng.random() < 0.5 or not listed(str(getattr(value, item.name)), words)):
+        elif words != ANY and (rng.random() < 0.5 or not is_accepted(str(getattr(value, item.name)), words)):
             changes[item.name] = _word(rng, words)
     return changes

@@ -24,7 +24,7 @@ from tonnage.estimates import archive as saved
 from tonnage.estimates import predict, sources
 from tonnage.estimates.estimate import CATEGORIES, Estimate
 from tonnage.estimates.summary import Run
-from tonnage.options import options, spelled
+from tonnage.options import options, spell_option
 from tonnage.planner import plan_file as planfile
 from tonnage.planner.solution import Candidate, Choice
 from tonnage.plans import Plan
@@ -310,7 +310,7 @@ def _spelled(one: Case) -> Iterator[str]:
         for item, option in options(type(value)):
             found = getattr(value, item.name)
             if found != item.default:
-                yield f"--{spelled(item.name)}"
+                yield f"--{spell_option(item.name)}"
                 if option.kind != "switch":
                     yield ",".join(found) if isinstance(found, tuple) else str(found)
 

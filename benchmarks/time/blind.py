@@ -20,7 +20,7 @@ from benchmarks.time.rows import ROOT, Raw, Row, read
 from tonnage.catalog.devices import find_device
 from tonnage.catalog.models import find_model
 from tonnage.cluster import Cluster, Device
-from tonnage.mesh import Axes
+from tonnage.mesh import Mesh
 from tonnage.timing.kinds import read_shape
 from tonnage.timing.shape import Shape
 from tonnage.timing.software import Software, software
@@ -98,7 +98,7 @@ def _modalities(raw: Raw) -> Row:
     device, network = _cards()[raw["cluster"]]
     gpus = raw["n_gpus"]
     hybrid = raw["sharding"] == "HYBRID_SHARD" and gpus > 4
-    axes = Axes(dp_replicate=gpus // 4, dp_shard=4) if hybrid else Axes(dp_shard=gpus)
+    axes = Mesh(dp_replicate=gpus // 4, dp_shard=4) if hybrid else Mesh(dp_shard=gpus)
     work = Work(
         seq_len=raw["seq_len"], micro_batch=raw["micro_batch"], axes=axes, dtype="bf16", weight_bytes=4,
         gradient_bytes=2, autocast=False, checkpointing="full" if raw["checkpointed"] else "none",
@@ -133,7 +133,7 @@ def _bigscience(raw: Raw) -> Row:
     work = Work(
         seq_len=raw["seq_len"], micro_batch=raw["micro_batch"],
         grad_accum=raw["global_batch"] // (raw["micro_batch"] * data),
-        axes=Axes(pp=raw["pp"], dp_replicate=data, tp=raw["tp"]), sequence_parallel=False, dtype=raw["dtype"],
+        axes=Mesh(pp=raw["pp"], dp_replicate=data, tp=raw["tp"]), sequence_parallel=False, dtype=raw["dtype"],
         weight_bytes=2, gradient_bytes=2, autocast=False, accumulated_bytes=6,
         checkpointing="full" if raw["checkpointed"] else "none", attention="eager", optimizer="adamw-fused",
         clipped=True, shard="zero1",
@@ -170,7 +170,7 @@ def _qwen3(raw: Raw) -> Row:
     work = Work(
         seq_len=raw["seq_len"], micro_batch=raw["micro_batch"],
         grad_accum=raw["global_batch"] // (raw["micro_batch"] * data),
-        axes=Axes(pp=pp, dp_replicate=data, cp=cp, tp=tp, ep=raw["ep"]),
+        axes=Mesh(pp=pp, dp_replicate=data, cp=cp, tp=tp, ep=raw["ep"]),
         schedule="interleaved" if stages > 1 else "1f1b", virtual_stages=stages,
         stage_layers=(each - 1, *(each,) * (pp - 2), each - 1), sequence_parallel=True, tensor_beside=False,
         dtype="bf16", weight_bytes=2, autocast=False, accumulated_bytes=4, checkpointing=again, attention="cudnn",
@@ -213,7 +213,7 @@ def _squad(raw: Raw) -> Row:
     )  # fmt: skip
     gpus = raw["n_gpus"]
     work = Work(
-        seq_len=raw["seq_len"], micro_batch=raw["micro_batch"], axes=Axes(dp_replicate=gpus),
+        seq_len=raw["seq_len"], micro_batch=raw["micro_batch"], axes=Mesh(dp_replicate=gpus),
         dtype="fp16" if half else "tf32" if tensor_cores else "fp32", weight_bytes=2 if half else 4,
         gradient_bytes=2 if half else 4, autocast=False, attention="eager",
         optimizer="adamw-fused" if half else "adamw-loop", clipped=True,
@@ -235,7 +235,7 @@ def _torchtune(raw: Raw) -> Row:
     stream of its own, the default of `OffloadActivations` since torch 2.5."""
     adapters = raw["method"] != "full"
     work = Work(
-        seq_len=raw["seq_len"], micro_batch=raw["micro_batch"], axes=Axes(), dtype="bf16", weight_bytes=2,
+        seq_len=raw["seq_len"], micro_batch=raw["micro_batch"], axes=Mesh(), dtype="bf16", weight_bytes=2,
         gradient_bytes=2, autocast=False, lora_rank=raw.get("rank", 0), quantized=raw["method"] == "qlora",
         checkpointing="full" if raw.get("checkpointed") else "none", loss=raw.get("loss", "plain"),
         optimizer=raw.get("optimizer", "adamw"), activation_offload=raw.get("offloaded", False),
@@ -260,7 +260,7 @@ def _ml_engineering(raw: Raw) -> Row:
     """
     shape, seq_len, stage = _catalog("llama-3.1-8b"), raw["seq_len"], raw["stage"]
     work = Work(
-        seq_len=seq_len, micro_batch=1, axes=Axes(dp_shard=raw["n_gpus"]), dtype="bf16", weight_bytes=2,
+        seq_len=seq_len, micro_batch=1, axes=Mesh(dp_shard=raw["n_gpus"]), dtype="bf16", weight_bytes=2,
         gradient_bytes=2, main_weights=True, autocast=False, checkpointing="full" if raw["checkpointed"] else "none",
         attention="cudnn", loss="liger" if raw.get("liger") else "plain", optimizer="adamw-fused", clipped=True,
         shard=f"zero{stage}", weights_stay=stage == 2, averages_each=True, optimizer_offload=float(raw["offload"]),

@@ -17,9 +17,9 @@ from benchmarks.gpu.recorded import asked, card
 
 from tonnage.cluster import Cluster
 from tonnage.errors import TonnageError
-from tonnage.timing.replay import Pace, priced
+from tonnage.timing.replay import Pace, replay_step
 from tonnage.timing.software import software_of
-from tonnage.trace.operations import Worked
+from tonnage.trace.operations import StepOperations
 from tonnage.workers.worker import Worker
 
 GRID: Final[dict[str, tuple[float, ...]]] = {
@@ -39,12 +39,13 @@ class Seen:
     case: str
     cluster: Cluster
     measured_seconds: float
-    worked: Worked
+    worked: StepOperations
 
     def error(self, pace: Pace) -> float:
         """Predicted / measured - 1."""
         return (
-            priced(self.worked, self.cluster, software_of("tonnage"), pace).step_seconds / self.measured_seconds - 1
+            replay_step(self.worked, self.cluster, software_of("tonnage"), pace).step_seconds / self.measured_seconds
+            - 1
         )
 
 

@@ -19,7 +19,7 @@ from benchmarks.time.fit import predicted
 from benchmarks.time.rows import Row
 
 from tonnage.catalog.overheads import overheads
-from tonnage.timing.memory import likely_bytes
+from tonnage.timing.memory import estimate_bytes
 from tonnage.timing.pipeline import split_network
 from tonnage.timing.software import Software
 
@@ -72,7 +72,7 @@ def fullness(row: Row, software: Software) -> float:
     axes = row.work.axes
     groups = [ranks for ranks in (axes.tp, axes.pp, axes.data_parallel) if ranks > 1]
     outside = overheads(row.cluster.device, groups, gpus_per_node=row.cluster.gpus_per_node).bytes
-    needed = likely_bytes(row.shape, row.work, split, main_weights=True) * FRAGMENTATION + outside
+    needed = estimate_bytes(row.shape, row.work, split, main_weights=True) * FRAGMENTATION + outside
     return needed / row.cluster.device.capacity_bytes
 
 

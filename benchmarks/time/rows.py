@@ -22,7 +22,7 @@ from tonnage.catalog.devices import find_device
 from tonnage.cluster import Cluster, Device
 from tonnage.errors import TonnageError
 from tonnage.estimates.step_time import price
-from tonnage.mesh import Axes
+from tonnage.mesh import Mesh
 from tonnage.timing.kinds import read_shape
 from tonnage.timing.shape import Shape
 from tonnage.timing.work import Work
@@ -149,7 +149,7 @@ def _gpt(raw: Raw, heads: int, vocab: int, **known: Any) -> Shape:
 def _vtrain(raw: Raw) -> Row:
     """Megatron-DeepSpeed, fp16, every layer recomputed, attention that keeps scores, DDP without overlap."""
     heads = _noted(raw, "attention heads")
-    axes = Axes(pp=raw["pp"], dp_replicate=raw["dp"], tp=raw["tp"])
+    axes = Mesh(pp=raw["pp"], dp_replicate=raw["dp"], tp=raw["tp"])
     work = Work(
         seq_len=raw["seq_len"], micro_batch=raw["micro_batch"],
         grad_accum=raw["global_batch"] // (raw["micro_batch"] * raw["dp"]), axes=axes, sequence_parallel=False,
@@ -172,7 +172,7 @@ def _foundry(raw: Raw) -> Row:
     pure = raw["precision"].endswith("PURE")
     work = Work(
         seq_len=raw["seq_len"], micro_batch=raw["micro_batch"], grad_accum=raw["grad_accum"],
-        axes=Axes(dp_shard=raw["n_gpus"]), dtype="bf16", weight_bytes=4, gradient_bytes=2 if pure else 4,
+        axes=Mesh(dp_shard=raw["n_gpus"]), dtype="bf16", weight_bytes=4, gradient_bytes=2 if pure else 4,
         autocast=False, checkpointing="full" if raw["activation_checkpointing"] == "full" else "none",
         attention="flash", loss="fused", optimizer="adamw", clipped=True, shard="zero3",
     )  # fmt: skip
@@ -202,7 +202,7 @@ def nanotron_shape(raw: Raw) -> Shape:
 
 def _nanotron(raw: Raw) -> Row:
     """nanotron: bf16 weights, fp32 main weights and accumulated gradients, sequence parallelism."""
-    axes = Axes(pp=raw["pp"], dp_replicate=raw["dp"], tp=raw["tp"])
+    axes = Mesh(pp=raw["pp"], dp_replicate=raw["dp"], tp=raw["tp"])
     work = Work(
         seq_len=raw["seq_len"], micro_batch=raw["micro_batch"], grad_accum=raw["grad_accum"], axes=axes,
         sequence_parallel=True, dtype="bf16", weight_bytes=2, gradient_bytes=4, autocast=False, accumulated_bytes=10,
@@ -253,7 +253,7 @@ def _megatron(raw: Raw) -> Row:
     work = Work(
         seq_len=raw["seq_len"], micro_batch=raw["micro_batch"],
         grad_accum=raw["global_batch"] // (raw["micro_batch"] * data),
-        axes=Axes(pp=pp, dp_replicate=data, cp=cp, tp=tp, ep=raw.get("ep") or 1),
+        axes=Mesh(pp=pp, dp_replicate=data, cp=cp, tp=tp, ep=raw.get("ep") or 1),
         schedule="interleaved" if raw.get("vp") else "1f1b", virtual_stages=raw.get("vp") or 1,
         sequence_parallel=True, dtype=dtype, weight_bytes=2, autocast=False, accumulated_bytes=4,
         optimizer="adamw-fused", clipped=True, shard="zero1", **recipes.of_release(raw),
@@ -282,7 +282,7 @@ def _fms(raw: Raw) -> Row:
     gpus, lora = raw["n_gpus"], raw["phase"].endswith("lora")
     work = Work(
         seq_len=raw["seq_len"], micro_batch=raw["micro_batch"], grad_accum=raw["grad_accum"],
-        axes=Axes(dp_shard=gpus), dtype="bf16", weight_bytes=2, gradient_bytes=2, autocast=False,
+        axes=Mesh(dp_shard=gpus), dtype="bf16", weight_bytes=2, gradient_bytes=2, autocast=False,
         lora_rank=16 if lora else 0, quantized="bnb" in raw["notes"], checkpointing="full", optimizer="adamw",
         repeats_to_end=True, clipped=True, shard="zero3" if gpus > 1 else "none",
     )  # fmt: skip
@@ -301,7 +301,7 @@ def _internevo(raw: Raw) -> Row:
     data = raw["n_gpus"] // (raw["tp"] * raw["pp"])
     work = Work(
         seq_len=raw["seq_len"], micro_batch=raw["micro_batch"], grad_accum=raw["grad_accum"],
-        axes=Axes(pp=raw["pp"], dp_replicate=data, tp=raw["tp"]), sequence_parallel=False, dtype="bf16",
+        axes=Mesh(pp=raw["pp"], dp_replicate=data, tp=raw["tp"]), sequence_parallel=False, dtype="bf16",
         weight_bytes=2, gradient_bytes=2, autocast=False, accumulated_bytes=6, attention="flash",
         checkpointing="full" if raw["activation_checkpointing"] == "full" else "none",
         optimizer="adamw-fused", clipped=True, shard="zero1",
@@ -341,7 +341,7 @@ def _mist(raw: Raw) -> Row:
     inner = {2048: 5504, 2560: 6912}.get(raw["hidden"], 4 * raw["hidden"])
     work = Work(
         seq_len=raw["seq_len"], micro_batch=micro_batch, grad_accum=raw["global_batch"] // (micro_batch * data),
-        axes=Axes(pp=raw["pp"], dp_replicate=data, tp=tp), sequence_parallel=False, dtype="fp16", weight_bytes=2,
+        axes=Mesh(pp=raw["pp"], dp_replicate=data, tp=tp), sequence_parallel=False, dtype="fp16", weight_bytes=2,
         gradient_bytes=2, autocast=False, accumulated_bytes=6, checkpointing="full", checkpointed_fraction=fraction,
         attention="flash" if "flash_attn=True" in raw["notes"] else "eager", optimizer="adamw-fused", shard="ddp",
     )  # fmt: skip

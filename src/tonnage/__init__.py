@@ -1,4 +1,8 @@
-"""tonnage: know what your GPUs can carry before you load them."""
+"""tonnage: know what your GPUs can carry before you load them.
+
+`tonnage.estimate` predicts the memory and time of a training step, `tonnage.plan` finds the fastest plan that fits,
+and `tonnage.dry_run` runs a training script on ghost GPUs.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

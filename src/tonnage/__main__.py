@@ -1,10 +1,10 @@
-"""`python -m tonnage` is `tonnage`."""
+"""Run `tonnage` as `python -m tonnage`."""
 
 import sys
 
 
 def main() -> None:
-    """The program; Ctrl-C while it is still being imported ends it like one that comes later."""
+    """Run the program; Ctrl-C during its imports ends it with the same message and exit code as later."""
     try:
         from tonnage.cli.main import main as program
     except KeyboardInterrupt:

@@ -1,4 +1,8 @@
-"""The Python API: the same names, defaults and errors as the command line."""
+"""The Python API, with the names, defaults and errors of the command line.
+
+tonnage.estimate("llama-3.1-8b", gpu="8xA100-80GB", seq_len=8192, shard="zero3").peak.process_bytes
+tonnage.plan("llama-3.1-8b", gpu="8xA100-80GB").plans[0].candidate.plan
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -37,25 +41,29 @@ def estimate(
     progress: "Callable[[str], None]" = lambda text: None,
     **options: Any,
 ) -> "Estimate":
-    """Return what a training step of `model` needs on each rank, as `tonnage estimate` prints it.
+    """Return the memory and time of a training step of `model` on each rank, as `tonnage estimate` prints them.
 
-    `options` are the fields of Job and Plan: `tonnage.estimate("llama-3.1-8b", gpu="8xA100-80GB", seq_len=8192,
-    shard="zero3", checkpointing="full")`; or `tonnage.estimate("llama-3.1-8b", Job(seq_len=8192), Plan(shard="zero3",
-    checkpointing="full"), "8xA100-80GB")`.  Options override the fields of `job` and `plan`.  `worker` is a warm
-    `tonnage.Worker`, for many estimates in a row.  `source="meta"` needs no ghost: it imitates the GPU on any
-    platform, with a wider interval.  `fresh` runs the steps even if their trace is cached.  Of three steps the last
-    two are copies of the first one's requests if all steps are alike (`predict.usual_steps`); if the number of
-    `steps` is given, all of them run.  Raises UsageError, CannotEstimate and their subclasses; a step that does not
-    fit is an answer (`Estimate.fits`).
+    `options` are fields of Job and Plan.  They override the fields of `job` and `plan`, so these two are the same:
+
+        tonnage.estimate("llama-3.1-8b", gpu="8xA100-80GB", seq_len=8192, shard="zero3", checkpointing="full")
+        tonnage.estimate(
+            "llama-3.1-8b", Job(seq_len=8192), Plan(shard="zero3", checkpointing="full"), "8xA100-80GB"
+        )
+
+    `worker` is a warm `tonnage.Worker`, for many estimates in a row.  `source="meta"` needs no ghost: it imitates the
+    GPU on any platform, with a wider interval.  `fresh` runs the steps even if their trace is cached.  By default
+    there are three steps; if all are alike, only the first one is run and its requests are repeated
+    (`predict.usual_steps`).  If the number of `steps` is given, all of them run.  Raises UsageError, CannotEstimate
+    and their subclasses; a step that does not fit is an answer (`Estimate.fits`), not an error.
     """
     from tonnage.estimates import predict
     from tonnage.trainers import cases
 
     if cluster is not None and gpu is not None:
-        raise UsageError("Both cluster and gpu are given; leave one out.")
-    cards = _parse_gpus(cluster if gpu is None else gpu, gpus, gpu_memory)
+        raise UsageError("Both cluster and gpu name the GPUs; give one of the two.")
+    cluster = _parse_gpus(cluster if gpu is None else gpu, gpus, gpu_memory)
     return predict.answer(
-        cases.ask(model, cards, options, job=job, plan=plan, offline=offline),
+        cases.ask(model, cluster, options, job=job, plan=plan, offline=offline),
         rank=rank,
         steps=steps,
         torch_version=torch_version,
@@ -85,22 +93,24 @@ def plan(
     progress: "Callable[[str], None]" = lambda text: None,
     **options: Any,
 ) -> "Solution":
-    """Return the fastest plan that fits, as `tonnage plan` prints it: `tonnage.plan("llama-3.1-8b",
-    gpu="8xA100-80GB")`.
+    """Return the fastest plans that fit, as `tonnage plan` prints them.
 
-    `options` are the fields of Job and Plan: those that are given are kept, the search chooses the others.
-    `host_memory` limits the memory of a machine's host, by default unlimited.  The method may be `any`, or several
-    with commas between them, which are compared.  Raises UsageError, CannotEstimate and their subclasses; that
-    nothing fits is an answer (`Solution.status`).
+        tonnage.plan("llama-3.1-8b", gpu="8xA100-80GB", seq_len=8192)
+
+    `options` are fields of Job and Plan: those that are given are kept, the search chooses the others.  `method` may
+    be `any`, or several methods with commas between them, which are compared.  `headroom` is the fraction of each GPU
+    that stays free.  `host_memory` limits the host memory of a machine; by default it is 512 GiB for each GPU.
+    Raises UsageError, CannotEstimate and their subclasses; that nothing fits is an answer (`Solution.status`), not an
+    error.
     """
     from tonnage.planner.ask import answer, ask
     from tonnage.planner.limits import check_cards, initial_card
 
-    cards = _parse_gpus(initial_card(find, gpu) if gpu is None else gpu, gpus, gpu_memory)
-    check_cards(find, cards, gpu=gpu, gpus=gpus, gpu_memory=gpu_memory)
-    asked = ask(
+    cluster = _parse_gpus(initial_card(find, gpu) if gpu is None else gpu, gpus, gpu_memory)
+    check_cards(find, cluster, gpu=gpu, gpus=gpus, gpu_memory=gpu_memory)
+    question = ask(
         model,
-        cards,
+        cluster,
         options,
         find=find,
         offline=offline,
@@ -110,22 +120,25 @@ def plan(
         headroom=headroom,
         host_memory_bytes=_parse_memory(host_memory),
     )
-    return answer(asked, find, top=top, pareto=pareto, torch_version=torch_version, progress=progress)
+    return answer(question, find, top=top, pareto=pareto, torch_version=torch_version, progress=progress)
 
 
 def _parse_gpus(gpu: "str | Cluster | None", gpus: int | None, gpu_memory: str | int | None) -> "Cluster":
+    """Return the cluster that a name such as `8xA100-80GB`, a number of GPUs and a memory describe."""
     from tonnage.catalog.devices import parse_cluster
     from tonnage.cluster import Cluster
 
     if gpu is not None and not isinstance(gpu, str | Cluster):
-        raise UsageError(f"A card is given by its name, such as '8xA100-80GB', and this is a {type(gpu).__name__}.")
+        raise UsageError(
+            f"GPUs are given by a name such as '8xA100-80GB' or a Cluster, not by a {type(gpu).__name__}."
+        )
     return (
         gpu if isinstance(gpu, Cluster) else parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=_parse_memory(gpu_memory))
     )
 
 
 def _parse_memory(memory: str | int | None) -> int | None:
-    """Return a number of bytes, parsed from a text such as 24GiB."""
+    """Return a number of bytes, which a text such as `24GiB` may spell."""
     from tonnage.units import parse_bytes
 
     return parse_bytes(memory) if isinstance(memory, str) else memory

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tonnage.errors import UsageError
-from tonnage.units import gib
+from tonnage.units import format_gib
 
 CUDNN_FIRST: Final = ((9, 0), (10, 0), (10, 3))
 """Compute capabilities on which torch prefers cuDNN's attention to its own (since torch 2.10)."""
@@ -141,7 +141,9 @@ class Device:
 
     def with_capacity(self, capacity_bytes: int) -> "Device":
         """Return the same card with another amount of visible memory."""
-        origin = f"capacity {gib(capacity_bytes)}: given by the user instead of {gib(self.capacity_bytes)}"
+        origin = (
+            f"capacity {format_gib(capacity_bytes)}: given by the user instead of {format_gib(self.capacity_bytes)}"
+        )
         return replace(self, capacity_bytes=capacity_bytes, nvml_total_bytes=None, source=(origin, *self.source))
 
     def ghost_settings(self) -> dict[str, str]:

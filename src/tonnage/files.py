@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from tonnage.errors import UnreadableFile, UnwritableFile, UsageError
-from tonnage.units import size
+from tonnage.units import format_size
 
 _DRAFT_NAME_LETTERS: Final = 50
 """Characters of the target's name that a draft's name keeps: file systems allow 255 bytes, and a character may take
@@ -17,7 +17,7 @@ four of them."""
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
+def open_replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that replaces `path` when the block ends without an error.
 
     Until then an existing file stays unchanged, and after an error no half-written file is left.  A target that is
@@ -60,13 +60,13 @@ def read_text(path: Path, most_bytes: int) -> str:
     with path.open("rb") as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
-        raise UnreadableFile(f"{path} is larger than {size(most_bytes)}; no file of this kind is.")
+        raise UnreadableFile(f"{path} is larger than {format_size(most_bytes)}; no file of this kind is.")
     return content.decode("utf-8")
 
 
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text into a file, whole or not at all.  Raises UnwritableFile."""
-    with replacing(path) as file:
+    with open_replacing(path) as file:
         file.write(text.encode("utf-8"))
 
 
@@ -90,7 +90,7 @@ def check_writable(path: Path) -> None:
         raise UnwritableFile(f"{path} cannot be written: no permission.")
 
 
-def check_places(*paths: Path | None) -> None:
+def check_outputs(*paths: Path | None) -> None:
     """Check that a command can write each of its files (`check_writable`), and that no two are the same file.
 
     Raises UnwritableFile, and UsageError for two answers that would go into one file.
@@ -104,7 +104,7 @@ def check_places(*paths: Path | None) -> None:
             raise UsageError(f"Two answers would be written to {path}; name another file for one of them.")
 
 
-def check_free(*paths: Path | None, force: bool) -> None:
+def check_replaceable(*paths: Path | None, force: bool) -> None:
     """Raise UsageError for a file that exists and may not be replaced; devices and pipes have no content to lose."""
     for path in paths:
         if path is not None and path.is_file() and not force:

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from tonnage.errors import UnreadableFile, UsageError
 from tonnage.model import ModelRef
-from tonnage.options import check, fraction, names, number, spelled, word, words
-from tonnage.units import counted
+from tonnage.options import check, fraction, names, number, parse_words, spell_option, word
+from tonnage.units import pluralise
 
 METHODS: Final = ("full", "lora", "qlora")
 
@@ -38,44 +38,66 @@ class Job:
 
     model: ModelRef = _NO_MODEL
     """The network; `tonnage.estimate` fills in the one that it is given."""
-    method: str = word("full", "Which parameters are trained.", METHODS)
-    lora_rank: int = number(16, "Rank of LoRA's adapters.")
-    lora_targets: tuple[str, ...] = names(("all-linear",), "Modules that get adapters; or all-linear.")
-    lora_dropout: float = fraction(0.0, "Part of the adapters' inputs that is dropped in training.")
-    seq_len: int = number(2048, "Tokens of one sequence (image models: ignored).")
-    images: int = number(1, "Images of one sequence (image-text models); 0: text alone.", least=0)
+    method: str = word(
+        "full",
+        "What is trained: all weights (full), LoRA adapters beside frozen weights (lora), or adapters beside frozen "
+        "weights that bitsandbytes quantizes (qlora).",
+        METHODS,
+    )
+    lora_rank: int = number(16, "Rank of the LoRA adapters.")
+    lora_targets: tuple[str, ...] = names(
+        ("all-linear",),
+        "Modules that get LoRA adapters: q_proj,v_proj; all-linear is every linear layer but the head.",
+    )
+    lora_dropout: float = fraction(0.0, "Dropout probability of the inputs of LoRA adapters, from 0 to below 1.")
+    seq_len: int = number(2048, "Tokens in each sequence. Models of images alone ignore it.")
+    images: int = number(1, "Images in each sequence, for image-text models; 0 trains on text alone.", least=0)
     image_size: str | None = word(
         None,
-        f"Pixels of an image as the network gets it; default: the network's own, else {_USUAL_IMAGE_TEXT}.",
+        f"Pixels of an image after the processor's resizing. Default: the model's size, else {_USUAL_IMAGE_TEXT}.",
         ("WxH",),
     )
-    micro_batch: int = number(1, "Sequences of one forward pass on one rank.")
-    grad_accum: int = number(1, "Micro-batches of one optimizer step.")
+    micro_batch: int = number(1, "Sequences in one forward pass on one GPU (batch size per device).")
+    grad_accum: int = number(1, "Micro-batches in each optimizer step (gradient accumulation).")
 
-    packing: int | None = number(None, "Documents packed into each sequence; none attends to another.")
-    lengths: tuple[str, ...] = names(
-        (), "Sequence lengths to draw from, after two steps of the longest; or a file with one length a line."
+    packing: int | None = number(
+        None, "Documents packed into each sequence; none attends to another. Default: no packing."
     )
-    eval_batch: int | None = number(None, "Also evaluate, with this many sequences in a forward pass.")
-    eval_logits: int | None = number(None, "Evaluation batches whose logits are gathered on the GPU.")
-    generate: int | None = number(None, "Also generate this many tokens, at the end of sequences of seq-len.")
+    lengths: tuple[str, ...] = names(
+        (),
+        "Sequence lengths to draw batches from: 512,1024,4096, or a file with one length a line. The first two steps "
+        "use the longest.",
+    )
+    eval_batch: int | None = number(None, "Also run an evaluation, with this many sequences in one forward pass.")
+    eval_logits: int | None = number(
+        None, "Evaluation batches whose logits are kept on the GPU, as the Trainer does to compute metrics."
+    )
+    generate: int | None = number(
+        None, "Also generate this many tokens with a KV cache; they are the last tokens of sequences of --seq-len."
+    )
     resume: str = word(
-        "none", "Start from a checkpoint that torch.load reads to the GPU, or to the host.", ("none", "gpu", "cpu")
+        "none",
+        "First load weights and optimizer states from a checkpoint: not (none), or by torch.load onto the GPU (gpu) "
+        "or into host memory (cpu).",
+        ("none", "gpu", "cpu"),
     )
     save_checkpoint: str = word(
-        "none", "Also save weights and optimizer states: gathered, or each rank's shard.", ("none", "full", "sharded")
+        "none",
+        "Also save weights and optimizer states to host memory: not (none), gathered (full), or the shard of each "
+        "rank (sharded). No file is written.",
+        ("none", "full", "sharded"),
     )
     global_batch_tokens: int | None = number(
-        None, "Tokens of one optimizer step on all ranks, instead of --grad-accum: 4M."
+        None, "Tokens in each optimizer step on all GPUs together: 4M. It sets --grad-accum."
     )
 
     def __post_init__(self) -> None:
         check(self)
         for name in ("lora_targets", "lengths"):
             try:
-                object.__setattr__(self, name, words(getattr(self, name)))
+                object.__setattr__(self, name, parse_words(getattr(self, name)))
             except ValueError as error:
-                raise UsageError(f"{spelled(name)}: {error}; give words with commas between them.") from error
+                raise UsageError(f"{spell_option(name)}: {error}; give words with commas between them.") from error
         if self.global_batch_tokens is not None and self.grad_accum > 1:
             raise UsageError("global-batch-tokens decides grad-accum; give one of them.")
         if self.packing is not None and self.model.config.get("is_encoder_decoder"):
@@ -119,7 +141,7 @@ class Job:
             return replace(self, global_batch_tokens=None, grad_accum=tokens // at_once)
         below = self.global_batch_tokens // at_once
         nearest = " or ".join(f"{steps * at_once:,}" for steps in (below, below + 1) if steps)
-        many = counted(ranks, "rank")
+        many = pluralise(ranks, "rank")
         raise UsageError(
             f"A global batch of {self.global_batch_tokens:,} tokens is no multiple of {at_once:,} ({many} x "
             f"{self.micro_batch} x {self.seq_len:,} tokens); possible: {nearest}."
@@ -134,12 +156,12 @@ def check_said(said: Mapping[str, Any], job: Job) -> None:
     idle = [name for name in ("lora_rank", "lora_targets", "lora_dropout") if name in said and job.method == "full"]
     if idle:
         raise UsageError(
-            f"{spelled(idle[0])} only applies to adapters, and method full has none; "
+            f"{spell_option(idle[0])} only applies to adapters, and method full has none; "
             "choose method lora or qlora, or leave it out."
         )
     idle = [name for name in ("quant", "unquantized_dtype") if name in said and job.method != "qlora"]
     if idle:
-        reason = f"{spelled(idle[0])} only applies to quantized weights, and method {job.method} has none"
+        reason = f"{spell_option(idle[0])} only applies to quantized weights, and method {job.method} has none"
         raise UsageError(f"{reason}; choose method qlora, or leave it out.")
     longest = max(map(int, job.lengths), default=0)
     if "lengths" in said and "seq_len" not in said and longest > job.seq_len:
@@ -149,7 +171,9 @@ def check_said(said: Mapping[str, Any], job: Job) -> None:
         )
     idle = [name for name in ("images", "image_size") if name in said and not _may_read_images(job.model)]
     if idle:
-        raise UsageError(f"{spelled(idle[0])} only applies to images, and {job.model.name} reads none; leave it out.")
+        raise UsageError(
+            f"{spell_option(idle[0])} only applies to images, and {job.model.name} reads none; leave it out."
+        )
 
 
 def _may_read_images(model: ModelRef) -> bool:
@@ -198,13 +222,12 @@ MOST_TOKENS: Final = 2**27
 """Tokens of the largest micro-batch: its token ids and labels take 2 GiB of the host's memory."""
 
 
-def check_sequences(job: Job) -> None:
+def check_sequences(job: Job, longest: int | None) -> None:
     """Raise UsageError for sequences that cannot exist.
 
-    These are longer than a table of learned positions, hold more documents than tokens, or leave no token for the
-    prompt before what is generated.
+    They are longer than `longest`, the network's limit (None: there is none, or it is unknown), hold more documents
+    than tokens, or leave no token for the prompt before what is generated.
     """
-    longest = job.model.learned_positions
     if longest is not None and job.seq_len > longest:
         raise beyond_positions(job, longest)
     if job.model.kind == "config" and job.packing is not None:
@@ -246,7 +269,7 @@ def check_prompt(job: Job) -> None:
     """Raise UsageError if a sequence leaves no token for the prompt before what is generated."""
     if job.generate is not None and job.generate >= job.seq_len:
         fewer = f"at most {job.seq_len - 1:,}, or " if job.seq_len > 1 else ""
-        tokens = counted(job.seq_len, "token")
+        tokens = pluralise(job.seq_len, "token")
         raise UsageError(
             f"generate is {job.generate:,}, and a sequence has {tokens}, its prompt among them; "
             f"choose {fewer}a longer seq-len."

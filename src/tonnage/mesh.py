@@ -23,7 +23,7 @@ SHARDING: Final = ("zero2", "zero3", "hsdp")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Axes:
+class Mesh:
     """Number of ranks along each axis of the mesh; the product (without `ep`) is the world size."""
 
     pp: int = 1
@@ -81,7 +81,7 @@ class Axes:
         raise ValueError(axis)
 
 
-def axes(plan: Plan, ranks: int, gpus_per_node: int) -> Axes:
+def make_mesh(plan: Plan, ranks: int, gpus_per_node: int) -> Mesh:
     """Return the axes of a plan on this number of ranks.  Raises UsageError where the plan cannot divide them.
 
     Under `hsdp` the ranks of a machine that tensor and context parallelism leave divide parameters; under `zero2`
@@ -94,7 +94,7 @@ def axes(plan: Plan, ranks: int, gpus_per_node: int) -> Axes:
 @lru_cache(maxsize=8192)  # a search asks for each layout many times
 def _axes(
     sharding: str, pp: int, cp: int, tp: int, ep: int, ranks: int, gpus_per_node: int, copies_share_experts: bool
-) -> Axes:
+) -> Mesh:
     replica = tp * cp * pp
     if ranks % replica:
         raise UsageError(f"tp {tp} x cp {cp} x pp {pp} needs a multiple of {replica} GPUs, and there are {ranks}.")
@@ -110,7 +110,7 @@ def _axes(
         shard = min(data, max(1, gpus_per_node // (tp * cp)))
         while data % shard:
             shard -= 1
-    layout = Axes(pp=pp, dp_replicate=data // shard, dp_shard=shard, cp=cp, tp=tp, ep=ep)
+    layout = Mesh(pp=pp, dp_replicate=data // shard, dp_shard=shard, cp=cp, tp=tp, ep=ep)
     sharing, kind = layout.sharing_experts, "ranks that divide parameters"
     if copies_share_experts:
         sharing, kind = sharing * layout.dp_replicate, "data-parallel ranks"

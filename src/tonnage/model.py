@@ -32,29 +32,9 @@ class ModelRef:
         longest = next(lengths, None)
         return longest if isinstance(longest, int) else None
 
-    @property
-    def learned_positions(self) -> int | None:
-        """Return the tokens for which the table of learned positions has room.
-
-        None for a network without such a table, and where its size is not known.
-        """
-        padding = LEARNED.get(str(self.config.get("model_type")))
-        if padding is None or self.positions is None or self.positions <= padding:  # no room beside the padding
-            return None
-        return self.positions - padding
-
 
 _LENGTH_FIELDS: Final = ("max_position_embeddings", "n_positions", "max_target_positions")
 """Fields that state the longest text; `max_target_positions` is that of speech networks, for the text they write."""
-
-LEARNED: Final[Mapping[str, int]] = {
-    **dict.fromkeys(("albert", "bert", "distilbert", "electra", "ernie", "layoutlm", "megatron-bert"), 0),
-    **dict.fromkeys(("gpt2", "gpt_bigcode", "gpt_neo", "openai-gpt", "biogpt", "opt"), 0),
-    **dict.fromkeys(("big_bird", "convbert", "mobilebert", "rembert"), 0),
-    **dict.fromkeys(("bart", "blenderbot", "mbart", "pegasus", "whisper"), 0),
-    **dict.fromkeys(("camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"), 2),
-}
-"""Model types with a table of learned positions, each with the number of its positions that are for padding."""
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:

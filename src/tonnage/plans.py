@@ -1,6 +1,6 @@
 """A plan: the chosen techniques, as plain values that save to JSON.
 
-The words of each option are here as data; `tonnage.techniques` and `tonnage.trainers` implement them.
+The values of each option are here as data; `tonnage.techniques` and `tonnage.trainers` implement them.
 """
 
 import re
@@ -12,16 +12,8 @@ from tonnage.options import amount, check, number, switch, word
 PRECISIONS: Final = ("bf16-mixed", "bf16-true", "fp16-mixed", "fp16-true", "fp32", "fp8", "megatron-bf16")
 OPTIMIZERS: Final = (
     *("adamw", "adamw-loop", "adamw-foreach", "adamw-fused", "sgd", "sgd-plain", "adafactor", "muon"),
-    *(
-        "adamw-8bit",
-        "paged-adamw",
-        "paged-adamw-8bit",
-        "lion",
-        "lion-8bit",
-        "adamw-8bit-ao",
-        "adamw-4bit",
-        "adamw-fp8-ao",
-    ),
+    *("adamw-8bit", "paged-adamw", "paged-adamw-8bit", "lion", "lion-8bit"),
+    *("adamw-8bit-ao", "adamw-4bit", "adamw-fp8-ao"),
 )
 CHECKPOINTINGS: Final = (
     *("none", "full", "full-reentrant", "every-N", "selective", "attention-module", "attention", "sqrt"),
@@ -57,63 +49,145 @@ _EVERY = re.compile(r"every-([1-9][0-9]*)")
 class Plan:
     """One value of every technique family; the defaults are what a plain PyTorch loop does under autocast."""
 
-    precision: str = word("bf16-mixed", "Dtypes of weights and computation.", PRECISIONS)
-    weights_dtype: str | None = word(None, "Dtype of weights that are trained; default: the precision's.", DTYPES)
-    reduce_dtype: str | None = word(None, "Dtype in which gradients are averaged; default: the precision's.", DTYPES)
-    base_dtype: str | None = word(None, "Dtype of LoRA's frozen weights; default: that of computation.", DTYPES)
-    quant: str = word("nf4", "How qlora keeps frozen weights; -double: their scales in 8 bits too.", QUANTS)
+    precision: str = word(
+        "bf16-mixed",
+        "Dtypes of weights and computation: -mixed keeps fp32 weights and computes under autocast; -true has both in "
+        "the named dtype; fp8 is bf16-mixed with fp8 linear layers (torchao); megatron-bf16 has bf16 weights beside "
+        "fp32 main weights and gradients.",
+        PRECISIONS,
+    )
+    weights_dtype: str | None = word(None, "Dtype of the trained weights. Default: that of --precision.", DTYPES)
+    reduce_dtype: str | None = word(
+        None, "Dtype in which ranks average gradients. Default: that of --precision.", DTYPES
+    )
+    base_dtype: str | None = word(
+        None, "Dtype of the frozen weights under LoRA. Default: the dtype of computation.", DTYPES
+    )
+    quant: str = word(
+        "nf4",
+        "Format of the frozen weights under qlora: 4 bits (nf4, fp4) or 8 bits (int8); -double also quantizes the "
+        "scales.",
+        QUANTS,
+    )
     unquantized_dtype: str = word(
         "fp32",
-        "Dtype of what qlora does not quantize: as PEFT casts it, or that of computation.",
+        "Dtype of the weights that qlora does not quantize: fp32, as PEFT casts them, or the dtype of computation "
+        "(compute).",
         ("fp32", "compute"),
     )
-    optimizer: str = word("adamw", "The optimizer; adamw is as torch chooses it.", OPTIMIZERS)
-    clip_grad_norm: float | None = amount(None, "Norm to which gradients are scaled down before each step.")
-    checkpointing: str = word("none", "Layers that recompute activations in backward.", CHECKPOINTINGS)
-    activation_offload: str = word("none", "Where the layers' activations wait for backward.", ACTIVATION_OFFLOADS)
-    optimizer_in_backward: bool = switch("Update each parameter in backward, and let its gradient go.")
+    optimizer: str = word(
+        "adamw",
+        "The optimizer: adamw lets torch choose the implementation, -loop, -foreach and -fused force one; 8bit, 4bit "
+        "and fp8 hold smaller states (bitsandbytes, -ao and 4bit: torchao); paged keeps states in managed memory; "
+        "sgd-plain has no momentum.",
+        OPTIMIZERS,
+    )
+    clip_grad_norm: float | None = amount(
+        None, "Maximum norm of the gradients: larger ones are scaled down before each step. Default: no clipping."
+    )
+    checkpointing: str = word(
+        "none",
+        "What backward recomputes instead of keeping it (activation checkpointing): every layer (full, or "
+        "full-reentrant: torch's older implementation), each N-th layer (every-N), segments of sqrt(L) of the L "
+        "layers (sqrt), every layer except its matrix products and attention (selective), attention modules "
+        "(attention-module), attention scores alone (attention), or just enough to keep activations within SIZE "
+        "(budget).",
+        CHECKPOINTINGS,
+    )
+    activation_offload: str = word(
+        "none",
+        "Where activations of the layers wait for backward: on the GPU (none), in host memory, copied in line (cpu) "
+        "or beside the computation (cpu-streamed), or in files (nvme).",
+        ACTIVATION_OFFLOADS,
+    )
+    optimizer_in_backward: bool = switch(
+        "Update each parameter in backward, as soon as its gradient exists, and free the gradient."
+    )
     optimizer_offload: str = word(
         "none",
-        "Where optimizer states rest, all or a part; the optimizer runs there.",
+        "Where optimizer states are kept: on the GPU (none), in host memory (cpu) or in files (nvme), where the "
+        "optimizer then runs on the host; cpu=0.5 moves only half of them.",
         OPTIMIZER_OFFLOADS,
     )
-    shard: str = word("none", "What is divided among the data-parallel ranks.", SHARDS)
-    accum_sync: bool = switch("Average gradients after each micro-batch, not only after the last.")
-    tp: int = number(1, "Ranks that share each matrix: tensor parallelism, within a machine.")
+    shard: str = word(
+        "none",
+        "What the data-parallel ranks divide: nothing (none: independent copies; ddp: averaged gradients), optimizer "
+        "states (zero1), also gradients (zero2), also parameters (zero3); hsdp is zero3 within each machine.",
+        SHARDS,
+    )
+    accum_sync: bool = switch(
+        "Average gradients after each micro-batch, not only after the last one: more communication, and less memory "
+        "where gradients are sharded."
+    )
+    tp: int = number(1, "Tensor parallelism: GPUs of a machine that divide each weight matrix.")
     sequence_parallel: str = word(
         "auto",
-        "Whether ranks of tp divide the sequence between the matrices; auto: with tp above 1.",
+        "Divide the sequence among the ranks of --tp in the parts between matrices; auto: on if --tp is above 1.",
         ("auto", "on", "off"),
     )
-    pp: int = number(1, "Ranks one behind the other, each with some layers: pipeline parallelism.")
-    pp_schedule: str = word("1f1b", "In which order stages work on micro-batches.", PP_SCHEDULES)
-    pp_stages: int = number(2, "Stages on each rank of an interleaved pipeline.", least=2)
-    cp: int = number(1, "Ranks that share a sequence: context parallelism by ring attention.")
-    ep: int = number(1, "Ranks that share the experts, among those that divide parameters: expert parallelism.")
-    param_offload: str = word("none", "Where sharded parameters, gradients and states rest.", PARAM_OFFLOADS)
-    attention: str = word("auto", "The attention backend; auto: torch chooses.", ATTENTIONS)
-    loss: str = word("plain", "The loss on all logits, or in slices.", LOSSES)
-    compile: str = word("none", "What torch.compile works on: each layer, or the network.", COMPILES)
+    pp: int = number(1, "Pipeline parallelism: number of ranks in a row, each with a part of the layers.")
+    pp_schedule: str = word(
+        "1f1b",
+        "Order in which pipeline stages run micro-batches: all forwards first (gpipe), forwards and backwards in "
+        "turn (1f1b), or the same with several stages on each rank (interleaved).",
+        PP_SCHEDULES,
+    )
+    pp_stages: int = number(2, "Stages on each rank under --pp-schedule interleaved.", least=2)
+    cp: int = number(1, "Context parallelism: ranks that divide each sequence, with ring attention.")
+    ep: int = number(
+        1, "Expert parallelism: ranks that divide the experts of each layer; needs zero2, zero3 or hsdp."
+    )
+    param_offload: str = word(
+        "none",
+        "Where sharded parameters, gradients and optimizer states are kept: on the GPU (none), in host memory (cpu), "
+        "or in files (nvme; only with --engine deepspeed).",
+        PARAM_OFFLOADS,
+    )
+    attention: str = word(
+        "auto",
+        "The attention backend: torch's choice (auto), the model's own code with all scores (eager), one backend of "
+        "scaled_dot_product_attention (math, efficient, flash, cudnn), or compiled flex_attention (flex).",
+        ATTENTIONS,
+    )
+    loss: str = word(
+        "plain",
+        "How the head and the loss run: on all logits at once (plain), in slices of tokens that backward recomputes "
+        "(chunked), in slices with gradients computed in forward (fused), by torch's linear_cross_entropy (torch), "
+        "or by Liger's kernel (liger).",
+        LOSSES,
+    )
+    compile: str = word(
+        "none",
+        "What torch.compile compiles: nothing (none), each layer (layers), or the whole network (model).",
+        COMPILES,
+    )
     outputs: str = word(
         "freed",
-        "How long the loop keeps what the network returned: not in backward, through the step, or the next forward.",
+        "How long the training loop keeps the model's outputs, mostly logits: freed before backward (freed), kept "
+        "through the step (step), or through the next forward (loop).",
         OUTPUTS,
     )
-    engine: str = word("tonnage", "Who runs the step; tonnage: its own plain loop.", ENGINES)
-    allocator: str = word("default", "The caching allocator's mode.", ALLOCATORS)
+    engine: str = word(
+        "tonnage",
+        "Whose training loop runs the step: a plain PyTorch loop (tonnage), or that of the named trainer.",
+        ENGINES,
+    )
+    allocator: str = word(
+        "default", "Mode of PyTorch's caching allocator; expandable sets expandable_segments:True.", ALLOCATORS
+    )
 
     def __post_init__(self) -> None:
         check(self)
 
     @property
     def checkpoint_interval(self) -> int | None:
-        """N of `every-N`: each N-th layer is checkpointed; None for the other choices."""
+        """Return the N of `every-N`, where each N-th layer is checkpointed; None for the other choices."""
         match = _EVERY.fullmatch(self.checkpointing)
         return int(match[1]) if match else None
 
     @property
     def compute_dtype(self) -> str:
-        """The dtype in which matrix products run: `bf16`, `fp16` or `fp32`."""
+        """Return the dtype in which matrix products run: `bf16`, `fp16` or `fp32`."""
         return {"fp8": "bf16", "megatron-bf16": "bf16"}.get(self.precision, self.precision.split("-")[0])
 
     def adapters_dtype(self, method: str) -> str:

@@ -46,22 +46,22 @@ def _parse(text: str, multiples: dict[str, int], expected: str, whole: bool = Tr
     return int(value)
 
 
-def typed(count_bytes: int) -> str:
+def spell_bytes(count_bytes: int) -> str:
     """Return the shortest text that `parse_bytes` reads as exactly these bytes: `24GiB`, `6.5GiB`, `80GB`, `1234`."""
     candidates = (f"{count_bytes / _BYTES[unit.lower()]:g}{unit}" for unit in ("GiB", "GB"))
     return next((text for text in candidates if parse_bytes(text) == count_bytes), f"{count_bytes}")
 
 
-def gib(count_bytes: int) -> str:
+def format_gib(count_bytes: int) -> str:
     """Return the size as `74.85 GiB`; two decimals, because the third is noise to a reader."""
     return f"{count_bytes / GIB:.2f} GiB"
 
 
-def size(count_bytes: int) -> str:
+def format_size(count_bytes: int) -> str:
     """Return the size in the largest binary unit in which it is at least 1: `512 B`, `32.0 MiB`, `74.85 GiB`."""
     magnitude = abs(count_bytes)
     if magnitude >= GIB:
-        return gib(count_bytes)
+        return format_gib(count_bytes)
     if magnitude >= MIB:
         return f"{count_bytes / MIB:.1f} MiB"
     if magnitude >= KIB:
@@ -69,7 +69,7 @@ def size(count_bytes: int) -> str:
     return f"{count_bytes} B"
 
 
-def counted(value: int, noun: str) -> str:
+def pluralise(value: int, noun: str) -> str:
     """Return a number with its noun, which is given in the singular: `1 step`, `2,000 steps`, `0 batches`."""
     plural = "" if value == 1 else "es" if noun.endswith("ch") else "s"
     return f"{value:,} {noun}{plural}"

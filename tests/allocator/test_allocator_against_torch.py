@@ -183,7 +183,7 @@ def waits(events: list[list[Any]]) -> int:
 def test_replay_of_a_training_step_equals_it(gpu: str, worker: Worker) -> None:
     """The replayed trace of a real step has the same events in the same order, with the same marks."""
     asked = request("smollm2-135m", offline=True, seq_len=512, micro_batch=2, precision="fp32")
-    (trace,) = predict.estimate(Case(*asked), parse_cluster(gpu), worker=worker).traces
+    (trace,) = predict.estimate(Case(*asked, parse_cluster(gpu)), worker=worker).traces
     recorded = list(trace.events())
     total, taken = trace.device["total_bytes"], trace.device["context_bytes"]
     result = replay(

@@ -418,7 +418,7 @@ REHEARSED = """
 import threading
 import torch
 from benchmarks.accuracy.scripts import compilers
-from tonnage.ghost import preload
+from tonnage.workers import preload
 from tonnage_recorder import native
 
 for name in compilers.IMPORTS:

@@ -13,7 +13,7 @@ from networks import tiny_job
 from tonnage.catalog.devices import parse_cluster
 from tonnage.plans import Plan
 from tonnage.trainers import engine_of, libraries
-from tonnage.trainers.engine import installed
+from tonnage.trainers.packages import installed
 from tonnage.workers.worker import Worker
 
 ANSWERED = 5

@@ -19,7 +19,7 @@ from benchmarks.time.recipes import completed, of_experts, of_release
 from benchmarks.time.rows import OWN, UNSEEN, Left, load, own, own_stacks, read
 
 from tonnage.catalog.devices import find_device
-from tonnage.mesh import Axes
+from tonnage.mesh import Mesh
 from tonnage.timing.compiled import layer
 from tonnage.timing.kinds import read_shape
 from tonnage.timing.operations import Slice
@@ -161,7 +161,7 @@ def test_tables_are_printed_as_toml_reads_them():
 def test_regret_by_hand(rows):
     row = next(row for row in rows if row.software == "nanotron" and row.work.axes.tp == 1 and row.work.axes.pp == 1)
     slow = replace(
-        row, work=replace(row.work, axes=Axes(dp_replicate=row.work.axes.dp_replicate, tp=1), micro_batch=1)
+        row, work=replace(row.work, axes=Mesh(dp_replicate=row.work.axes.dp_replicate, tp=1), micro_batch=1)
     )
     found = [regret.Candidate(row=row, speed=100.0), regret.Candidate(row=slow, speed=80.0)]
     cell = regret.cell(("one", 8), found, known("nanotron"), regret.Stalls(), oracle=True)
@@ -172,7 +172,7 @@ def test_regret_by_hand(rows):
 
 def test_alternatives_use_other_dimensions_first():
     rows = [
-        SimpleNamespace(work=SimpleNamespace(axes=Axes(tp=tp, pp=pp))) for tp, pp in ((1, 1), (1, 1), (2, 1), (4, 2))
+        SimpleNamespace(work=SimpleNamespace(axes=Mesh(tp=tp, pp=pp))) for tp, pp in ((1, 1), (1, 1), (2, 1), (4, 2))
     ]
     prospects = [Prospect(speed=speed) for speed in (90.0, 100.0, 80.0, 70.0)]
     assert regret.of_each_kind(rows, prospects, 3) == (1, 2, 3)

@@ -1,4 +1,4 @@
-"""Fakes for what the commands call, so that their own part can be tested without running a step."""
+"""Fakes of the functions that commands call, so that the commands are tested without running a step."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,12 +13,12 @@ from tonnage.estimates.estimate import Estimate
 from tonnage.estimates.summary import Run
 from tonnage.job import Job
 from tonnage.plans import Plan
-from tonnage.script import dry_run as dryrun
+from tonnage.script import dry_run
 
 
 @dataclass
 class Calls:
-    """What the commands asked for, and what they are answered."""
+    """The arguments that commands passed, and the answer or error that they get."""
 
     estimate: Estimate = field(default_factory=estimates.fitting)
     error: BaseException | None = None
@@ -36,26 +36,26 @@ class Calls:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """The two functions that run something, replaced by ones that note their arguments."""
-    noted = Calls()
+    """Replace the two functions that run something by functions that record their arguments."""
+    recorded = Calls()
 
     def estimate(case: Case, **options: Any) -> Run:
-        noted.job, noted.plan, noted.cluster, noted.options = case.job, case.plan, case.cluster, options
-        return noted.answer()
+        recorded.job, recorded.plan, recorded.cluster, recorded.options = case.job, case.plan, case.cluster, options
+        return recorded.answer()
 
     def run(command: list[str], cluster: Any, **options: Any) -> Run:
-        noted.command, noted.cluster, noted.options = command, cluster, options
-        return noted.answer()
+        recorded.command, recorded.cluster, recorded.options = command, cluster, options
+        return recorded.answer()
 
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr(predict, "estimate", estimate)
-    monkeypatch.setattr(dryrun, "run", run)
-    return noted
+    monkeypatch.setattr(dry_run, "run", run)
+    return recorded
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -64,7 +64,7 @@ class Ended:
 
 @pytest.fixture
 def tonnage(capsys: pytest.CaptureFixture[str]):
-    """Runs a command line and returns exit code, standard output and standard error."""
+    """Return a function that runs a command line and returns its exit code, standard output and standard error."""
 
     def run(*arguments: str) -> Ended:
         code = main.run(arguments)

@@ -1,6 +1,6 @@
-"""What an error of the command line looks like."""
+"""The form of an error on the command line."""
 
 
 def is_one_line(text: str) -> bool:
-    """Whether an error is what it should be."""
+    """Return True if a text is a proper error: one line, without a traceback."""
     return text.startswith("error: ") and text.count("\n") == 1 and "Traceback" not in text

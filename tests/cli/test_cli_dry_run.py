@@ -1,4 +1,4 @@
-"""`tonnage dry-run`: where its own options end and the command begins."""
+"""Tests of `tonnage dry-run`: its own options end where the command begins."""
 
 import pytest
 from lines import is_one_line
@@ -15,18 +15,18 @@ from tonnage.errors import TrialFailed
         (["--", "torchrun", "--", "x"], ["torchrun", "--", "x"]),
     ],
 )
-def test_the_command_is_left_alone(arguments, command, tonnage, calls):
+def test_the_command_is_passed_on_unchanged(arguments, command, tonnage, calls):
     assert tonnage("dry-run", "--gpu", "t4", "--steps", "2", *arguments).code == 0
     assert calls.command == command
     assert calls.options["steps"] == 2
 
 
 @pytest.mark.parametrize("late", [["--gpu", "t4"], ["--gpu-memory=24GiB"]])
-def test_a_card_that_is_named_behind_the_command_is_the_commands(late, tonnage, calls):
+def test_a_gpu_named_behind_the_command_belongs_to_the_command(late, tonnage, calls):
     answer = tonnage("dry-run", "python", "train.py", *late)
     assert answer.code == 2
     assert is_one_line(answer.err)
-    assert "stands behind the command, whose option it is; write it before" in answer.err
+    assert "stands behind the command and belongs to it; write it before the command" in answer.err
 
 
 def test_options_arrive(tonnage, calls):
@@ -39,12 +39,12 @@ def test_options_arrive(tonnage, calls):
     assert calls.options["rank"] == 3
 
 
-def test_the_report_is_about_the_command(tonnage, calls):
+def test_the_report_names_the_command(tonnage, calls):
     calls.estimate = estimates.scripted()
     assert "python train.py --epochs 3 on H100-80GB" in tonnage("dry-run", "--gpu", "t4", "--", "x").out
 
 
-def test_a_script_is_not_replaced_by_its_report(tonnage, calls, tmp_path):
+def test_a_report_does_not_replace_the_script(tonnage, calls, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("print()")
     for option in ("--save", "--html", "--snapshot"):
@@ -54,7 +54,7 @@ def test_a_script_is_not_replaced_by_its_report(tonnage, calls, tmp_path):
     assert tonnage("dry-run", "--gpu", "t4", "--html", str(script), "--force", "--", "python", "x").code == 0
 
 
-def test_a_failed_script_is_5(tonnage, calls):
+def test_a_failed_script_exits_with_code_5(tonnage, calls):
     calls.error = TrialFailed("The command ended with exit code 1.")
     ended = tonnage("dry-run", "--gpu", "t4", "--", "false")
     assert ended.code == 5

@@ -14,7 +14,7 @@ from lines import is_one_line
 from commands import TONNAGE
 from tonnage.allocator import snapshot
 from tonnage.errors import GhostUnavailable
-from tonnage.estimates import archive as saved
+from tonnage.estimates import archive
 
 pytestmark = pytest.mark.ghost
 
@@ -80,7 +80,7 @@ def test_report_shows_what_was_estimated(estimated, run):
 
 def test_saved_trace_ends_with_the_allocators_own_peaks(estimated):
     document, files = estimated
-    (trace,) = saved.load_traces(files["save"])
+    (trace,) = archive.load_traces(files["save"])
     assert trace.peaks["allocated_bytes"] == document["peak"]["allocated_bytes"]
     assert trace.peaks["reserved_bytes"] == document["peak"]["reserved_bytes"]
 

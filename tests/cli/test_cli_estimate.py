@@ -1,4 +1,4 @@
-"""`tonnage estimate`: what reaches the Job, Plan and Cluster, and what comes out."""
+"""Tests of `tonnage estimate`: options arrive in Job, Plan and Cluster; the report, JSON and files come out."""
 
 import json
 
@@ -6,9 +6,9 @@ import pytest
 from lines import is_one_line
 
 import estimates
-from tonnage.catalog import local_gpus as here
+from tonnage.catalog import local_gpus
 from tonnage.catalog.devices import parse_cluster
-from tonnage.estimates import archive as saved
+from tonnage.estimates import archive
 from tonnage.estimates.estimate import CATEGORIES, Estimate
 from tonnage.job import Job
 from tonnage.plans import Plan
@@ -29,18 +29,18 @@ def test_defaults_are_those_of_job_and_plan(tonnage, calls):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "given",
     [
         "--steps 3",
-        "--gpus 2 --shard ddp",  # buckets are made anew in the second step
+        "--gpus 2 --shard ddp",  # DDP makes new buckets in the second step
         "--eval-batch 4",
         "--checkpointing budget=1GiB",
         "--source meta",
         "--gpu cpu",
     ],
 )
-def test_steps_are_made_where_they_are_asked_for_or_differ(tonnage, calls, said):
-    assert tonnage("estimate", "gpt2", "--gpu", "t4", *said.split()).code == 0
+def test_all_steps_are_run_if_they_are_asked_for_or_differ(tonnage, calls, given):
+    assert tonnage("estimate", "gpt2", "--gpu", "t4", *given.split()).code == 0
     assert (calls.options["steps"], calls.options["repeated"]) == (3, 0)
 
 
@@ -71,20 +71,20 @@ def test_every_option_arrives(tonnage, calls):
     assert (calls.options["rank"], calls.options["steps"], calls.options["torch_version"]) == (5, 2, "2.12.0")
 
 
-@pytest.mark.parametrize("said", ["q_proj,v_proj,o_proj", "q_proj --lora-targets v_proj,o_proj"])
-def test_names_may_be_given_one_by_one_or_together(tonnage, calls, said):
-    text = f"estimate gpt2 --gpu t4 --method lora --lora-targets {said}"
+@pytest.mark.parametrize("given", ["q_proj,v_proj,o_proj", "q_proj --lora-targets v_proj,o_proj"])
+def test_names_may_be_given_in_one_option_or_several(tonnage, calls, given):
+    text = f"estimate gpt2 --gpu t4 --method lora --lora-targets {given}"
     assert tonnage(*text.split()).code == 0
     assert calls.job.lora_targets == ("q_proj", "v_proj", "o_proj")
 
 
-def test_memory_alone_is_a_card(tonnage, calls):
+def test_memory_alone_describes_a_gpu(tonnage, calls):
     assert tonnage("estimate", "gpt2", "--gpu-memory", "24GiB", "--gpus", "2").code == 0
     assert (calls.cluster.device.capacity_bytes, calls.cluster.gpus) == (24 * 2**30, 2)
 
 
-def test_the_cards_of_this_machine(calls, tonnage, monkeypatch):
-    card = here.Found(
+def test_here_uses_the_gpus_of_this_machine(calls, tonnage, monkeypatch):
+    card = local_gpus.Found(
         name="Tesla T4",
         uuid="GPU-0",
         total_bytes=15 * 2**30,
@@ -92,13 +92,13 @@ def test_the_cards_of_this_machine(calls, tonnage, monkeypatch):
         used_bytes=2**30,
         capability=(7, 5),
     )
-    monkeypatch.setattr(here, "visible", lambda: [card])
+    monkeypatch.setattr(local_gpus, "visible", lambda: [card])
     ended = tonnage("estimate", "gpt2", "--offline", "--here")
     assert (calls.cluster.device.id, calls.cluster.device.capacity_bytes) == ("t4", 14 * 2**30)
     assert "GPU 0 (Tesla T4): other processes hold 1.00 GiB of 14.00 GiB" in ended.err
     ended = tonnage("estimate", "gpt2", "--here", "--gpu", "t4")
     assert (ended.code, ended.err.count("\n")) == (2, 1)
-    assert "--gpu t4 and --here both say which cards" in ended.err
+    assert "--gpu t4 and --here both name the GPUs" in ended.err
 
 
 @pytest.mark.parametrize(("make", "code"), [(estimates.fitting, 0), (estimates.full_card, 1)])
@@ -136,7 +136,7 @@ PEAK = {
 
 
 @pytest.mark.parametrize("make", [estimates.fitting, estimates.full_card])
-def test_json_is_the_contracts(make, tonnage, calls):
+def test_json_follows_the_contract(make, tonnage, calls):
     calls.estimate = make()
     ended = tonnage("estimate", "gpt2", "--gpu", "t4", "--json")
     document = json.loads(ended.out)
@@ -159,7 +159,7 @@ def test_files(tonnage, calls, tmp_path):
     page, kept = tmp_path / "page.html", tmp_path / "run.tonnage"
     assert tonnage("estimate", "gpt2", "--gpu", "t4", "--html", str(page), "--save", str(kept)).code == 0
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    assert saved.load_estimate(kept) == calls.estimate
+    assert archive.load_estimate(kept) == calls.estimate
 
 
 def test_a_file_that_cannot_be_written_stops_before_the_work(tonnage, calls, tmp_path):
@@ -170,7 +170,7 @@ def test_a_file_that_cannot_be_written_stops_before_the_work(tonnage, calls, tmp
         assert calls.job is None
 
 
-def test_only_what_tonnage_wrote_is_replaced_unless_it_is_said(tonnage, calls, tmp_path):
+def test_only_files_that_tonnage_wrote_are_replaced_without_force(tonnage, calls, tmp_path):
     mine, page, kept, picture = (tmp_path / name for name in ("train.py", "page.html", "run.tonnage", "z.pickle"))
     own = ("--html", str(page), "--save", str(kept))
     for _ in range(2):
@@ -185,10 +185,10 @@ def test_only_what_tonnage_wrote_is_replaced_unless_it_is_said(tonnage, calls, t
         assert f"{path} exists; name another file, or add --force" in ended.err
     assert tonnage("estimate", "gpt2", "--gpu", "t4", "--snapshot", str(picture)).code == 2
     assert tonnage("estimate", "gpt2", "--gpu", "t4", "--save", str(mine), "--force").code == 0
-    assert saved.load_estimate(mine) == calls.estimate
+    assert archive.load_estimate(mine) == calls.estimate
 
 
-def test_the_cpu_has_no_allocator_to_draw(tonnage, calls, tmp_path):
+def test_snapshot_is_refused_on_the_cpu(tonnage, calls, tmp_path):
     ended = tonnage("estimate", "gpt2", "--gpu", "cpu", "--snapshot", str(tmp_path / "z.pickle"))
     assert (ended.code, calls.job) == (2, None)
     assert is_one_line(ended.err)
@@ -196,7 +196,7 @@ def test_the_cpu_has_no_allocator_to_draw(tonnage, calls, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("given", "reason"),
     [
         ("--accum-sync", "accum-sync needs several GPUs that average gradients"),
         ("--sequence-parallel on", "sequence-parallel on needs tensor parallelism"),
@@ -205,15 +205,17 @@ def test_the_cpu_has_no_allocator_to_draw(tonnage, calls, tmp_path):
         ("--save-checkpoint sharded", "save-checkpoint sharded needs a network that several GPUs shard"),
     ],
 )
-def test_what_is_said_of_nothing_is_refused(tonnage, calls, tmp_path, said, reason):
+def test_options_without_effect_are_refused(tonnage, calls, tmp_path, given, reason):
     for command in ("estimate", "plan"):
-        ended = tonnage(command, "gpt2", "--offline", "--gpu", "t4", *said.split())
+        ended = tonnage(command, "gpt2", "--offline", "--gpu", "t4", *given.split())
         assert (ended.code, calls.job) == (2, None)
         assert is_one_line(ended.err)
         assert reason in ended.err
     path = tmp_path / "plan.toml"
     path.write_text('schema_version = 1\nmodel = "gpt2"\ngpu = "8xt4"\n[plan]\nshard = "zero3"\naccum_sync = true\n')
-    assert tonnage("estimate", "--offline", "--plan", str(path), "--gpu", "t4").code == 0  # the file's does no harm
+    assert (
+        tonnage("estimate", "--offline", "--plan", str(path), "--gpu", "t4").code == 0
+    )  # an option of the file is not refused
 
 
 def test_a_full_disk_does_not_cost_the_answer(tonnage, calls):
@@ -224,7 +226,7 @@ def test_a_full_disk_does_not_cost_the_answer(tonnage, calls):
     assert "No space left on device" in ended.err
 
 
-def test_another_card_than_the_files_has_its_own_memory(calls, tonnage, tmp_path):
+def test_a_gpu_that_replaces_the_files_has_its_own_memory(calls, tonnage, tmp_path):
     path = tmp_path / "plan.toml"
     path.write_text('schema_version = 1\nmodel = "gpt2"\ngpu = "2x4x"\ngpu_memory_bytes = 25769803776\n')
     assert tonnage("estimate", "--offline", "--plan", str(path)).code == 0
@@ -233,12 +235,12 @@ def test_another_card_than_the_files_has_its_own_memory(calls, tonnage, tmp_path
     assert calls.cluster == parse_cluster("t4")
 
 
-def test_a_default_that_is_said_takes_the_place_of_the_files(calls, tonnage, tmp_path):
+def test_an_option_given_with_its_default_value_overrides_the_file(calls, tonnage, tmp_path):
     path = tmp_path / "plan.toml"
     head = 'schema_version = 1\nmodel = "gpt2"\ngpu = "t4"\n'
     path.write_text(head + '[job]\nseq_len = 512\n[plan]\nengine = "hf-trainer"\nprecision = "fp16-mixed"\n')
     assert tonnage("estimate", "--offline", "--plan", str(path)).code == 0
     assert (calls.job.seq_len, calls.plan.engine, calls.plan.precision) == (512, "hf-trainer", "fp16-mixed")
-    said = ("--seq-len", "2048", "--engine", "tonnage")
-    assert tonnage("estimate", "--offline", "--plan", str(path), *said).code == 0
+    given = ("--seq-len", "2048", "--engine", "tonnage")
+    assert tonnage("estimate", "--offline", "--plan", str(path), *given).code == 0
     assert (calls.job.seq_len, calls.plan.engine, calls.plan.precision) == (2048, "tonnage", "fp16-mixed")

@@ -1,4 +1,4 @@
-"""`tonnage export`: files whole or none, nothing replaced unasked, what cannot be said is listed."""
+"""Tests of `tonnage export`: all files or none, none replaced without --force, missing settings are listed."""
 
 import json
 from pathlib import Path
@@ -24,14 +24,14 @@ checkpointing = "selective"
 
 @pytest.fixture
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A plan in the current folder; nothing is read back by trainers."""
+    """Write a plan into the current folder; nothing is read back by trainers."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.toml").write_text(PLAN)
     monkeypatch.setattr(reread, "check", lambda export, to: reread.Checked(versions={"x": "1"}, settings=3))
     return "plan.toml"
 
 
-def test_it_writes_and_lists(tonnage: Any, plan: str) -> None:
+def test_files_are_written_and_listed(tonnage: Any, plan: str) -> None:
     ended = tonnage("export", plan, "--to", "hf-trainer")
     assert ended.code == 0
     assert sorted(path.name for path in Path("hf-trainer").iterdir()) == [
@@ -73,7 +73,7 @@ def test_nothing_is_replaced_without_force(tonnage: Any, plan: str) -> None:
     assert Path("hf-trainer/train.py").read_text() != "mine"
 
 
-def test_a_target_that_reads_it_differently_leaves_nothing(
+def test_nothing_is_written_if_the_trainer_reads_it_differently(
     tonnage: Any, plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def check(export: Any, to: Any) -> Any:
@@ -85,12 +85,12 @@ def test_a_target_that_reads_it_differently_leaves_nothing(
     assert not Path("hf-trainer").exists()
 
 
-def test_a_full_disk_leaves_nothing(tonnage: Any, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fourth of five files cannot be written: the first three are not there either."""
+def test_nothing_is_written_on_a_full_disk(tonnage: Any, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fourth of five files cannot be written: the first three do not exist either."""
     from tonnage import files
     from tonnage.errors import UnwritableFile
 
-    real, seen = files.replacing, []
+    real, seen = files.open_replacing, []
 
     def replacing(path: Path) -> Any:
         seen.append(path)
@@ -98,7 +98,7 @@ def test_a_full_disk_leaves_nothing(tonnage: Any, plan: str, monkeypatch: pytest
             raise UnwritableFile(f"{path} cannot be written (disk full); nothing was changed.")
         return real(path)
 
-    monkeypatch.setattr(files, "replacing", replacing)
+    monkeypatch.setattr(files, "open_replacing", replacing)
     assert tonnage("export", plan, "--to", "hf-trainer").code == 3
     assert not Path("hf-trainer").exists()
 

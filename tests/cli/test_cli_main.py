@@ -1,4 +1,4 @@
-"""Every way of ending: the right code, one line, and nothing else."""
+"""Tests of every way in which the program ends: the exit code, one line of error, and nothing else."""
 
 import errno
 import os
@@ -30,7 +30,7 @@ def test_closed_streams_are_no_error(closed):
     assert ended.returncode == 0
 
 
-def test_a_command_that_is_nearly_right_is_named(tonnage):
+def test_a_misspelled_command_gets_a_suggestion(tonnage):
     assert "Did you mean 'estimate'? See tonnage --help." in tonnage("estiamte").err
 
 
@@ -41,7 +41,7 @@ def test_every_command_has_help_and_a_page_that_names_its_options(command, tonna
     assert help_text.code == 0
     page = (DOCS / f"{command}.md").read_text(encoding="utf-8")
     assert page.startswith(f"# tonnage {command}\n")
-    if "(estimate.md)" in page:  # whose options it takes as well
+    if "(estimate.md)" in page:  # the command has the options of estimate, too
         page += (DOCS / "estimate.md").read_text(encoding="utf-8")
     options = set(re.findall(r"(?<![\w-])--[a-z-]+", help_text.out)) - {"--help"}
     if command in ("estimate", "dry-run"):
@@ -58,7 +58,7 @@ def test_version(tonnage):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nonsense"], "No such command 'nonsense'"),
         (["estimate"], "No MODEL was given"),
@@ -92,11 +92,11 @@ def test_version(tonnage):
         (["devices", "t5"], "Unknown GPU 't5'"),
     ],
 )
-def test_wrong_usage(arguments, said, tonnage, calls):
+def test_wrong_usage(arguments, message, tonnage, calls):
     ended = tonnage(*arguments)
     assert (ended.code, ended.out) == (2, "")
     assert is_one_line(ended.err)
-    assert said in ended.err
+    assert message in ended.err
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_errors_are_one_line_with_their_code(error, code, tonnage, calls):
     assert is_one_line(ended.err)
 
 
-def test_a_bug_of_ours_is_called_one(tonnage, calls, monkeypatch):
+def test_an_unexpected_error_is_reported_as_a_bug(tonnage, calls, monkeypatch):
     calls.error = ZeroDivisionError("division by zero")
     monkeypatch.delenv("TONNAGE_DEBUG", raising=False)
     ended = tonnage("estimate", "gpt2", "--gpu", "t4")
@@ -130,13 +130,13 @@ def test_a_bug_of_ours_is_called_one(tonnage, calls, monkeypatch):
     assert "Traceback" in tonnage("estimate", "gpt2", "--gpu", "t4").err
 
 
-def test_the_program_itself():
+def test_the_program_runs_as_a_process():
     ended = subprocess.run([*TONNAGE, "devices", "t4"], capture_output=True, text=True, check=False)
     assert ended.returncode == 0
     assert "Tesla T4" in ended.stdout
 
 
-def test_a_reader_that_has_seen_enough_is_no_error():
+def test_a_closed_pipe_is_no_error():
     command = f"'{sys.executable}' -m tonnage devices | head -n 1; echo \"${{PIPESTATUS[0]}}\""
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert ended.stdout.splitlines()[-1] == "0"
@@ -177,7 +177,7 @@ def test_the_plain_half_imports_no_torch(extra, found):
 
 
 def test_help_imports_little():
-    """What makes `--help` slow is imports: none of torch's world, nothing of ours that computes."""
+    """Imports make `--help` slow: it imports nothing of torch's world, and nothing of tonnage that computes."""
     code = (
         "import sys; from tonnage.cli import main; main.run(['--help']); "
         "print([n for n in sys.modules if n.startswith('tonnage.')], file=sys.stderr)"

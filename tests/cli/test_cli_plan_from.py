@@ -1,4 +1,4 @@
-"""`tonnage plan --from FILE`: what the file says reaches the search and the estimate, and what to change is said."""
+"""Tests of `tonnage plan --from FILE`: the file reaches the search and the estimate, and changes are advised."""
 
 import json
 from dataclasses import replace
@@ -23,23 +23,23 @@ CONFIG = {
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    """What the search was asked; it answers with stage 2 and full checkpointing."""
+    """Record what the search was asked; it answers with stage 2 and full checkpointing."""
     monkeypatch.chdir(tmp_path)
     Path("ds_config.json").write_text(json.dumps(CONFIG))
-    noted: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
 
-    def found(question: Any, **others: Any) -> Solution:
-        noted["question"] = question
+    def solve(question: Any, **others: Any) -> Solution:
+        recorded["question"] = question
         job = Job(model=question.job.model, seq_len=512, micro_batch=2)
         best = Candidate(job=job, plan=Plan(engine="deepspeed", shard="zero2", checkpointing="full"))
         choice = Choice(name="best", candidate=best, estimate=estimates.fitting())
         return Solution(status="found", question={}, plans=(choice,))
 
-    monkeypatch.setattr(ask, "solve", found)
-    return noted
+    monkeypatch.setattr(ask, "solve", solve)
+    return recorded
 
 
-def test_the_file_is_run_and_what_to_change_is_said(tonnage: Any, calls: Any, asked: Any) -> None:
+def test_the_file_is_run_and_changes_are_advised(tonnage: Any, calls: Any, asked: Any) -> None:
     ended = tonnage("plan", "gpt2", "--gpu", "8xa100-80gb", "--seq-len", "512", "--from", "ds_config.json", "--json")
     assert ended.code == 0
     given = json.loads(ended.out)["given"]
@@ -53,22 +53,22 @@ def test_the_file_is_run_and_what_to_change_is_said(tonnage: Any, calls: Any, as
     assert changes["zero_optimization.offload_param.device"] == ("cpu", None)
     assert changes["job.checkpointing"] == (None, "full")
     assert "job.seq_len" not in changes
-    assert "zero_optimization.offload_param.pin_memory" not in changes  # of which the file says nothing
+    assert "zero_optimization.offload_param.pin_memory" not in changes  # the file does not mention it
 
 
-def test_where_cards_are_asked_for_the_file_is_run_on_those_that_were_found(
+def test_find_runs_the_file_on_the_gpus_that_it_answers(
     tonnage: Any, calls: Any, asked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def four(find: str, question: Any, **others: Any) -> Solution:
         return replace(ask.solve(question), question={"gpu": "4xa100-80gb", "gpu_memory_bytes": None})
 
     monkeypatch.setattr(ask, "find_limit", four)
-    said = ("plan", "gpt2", "--gpu", "a100-80gb", "--find", "min-gpus", "--seq-len", "512")
-    assert tonnage(*said, "--from", "ds_config.json", "--json").code == 0
+    command = ("plan", "gpt2", "--gpu", "a100-80gb", "--find", "min-gpus", "--seq-len", "512")
+    assert tonnage(*command, "--from", "ds_config.json", "--json").code == 0
     assert str(calls.cluster) == "4xa100-80gb"
 
 
-def test_a_file_that_is_none_is_one_line(tonnage: Any, asked: Any) -> None:
+def test_an_unknown_file_is_refused_in_one_line(tonnage: Any, asked: Any) -> None:
     Path("x.json").write_text("{}")
     ended = tonnage("plan", "gpt2", "--gpu", "t4", "--from", "x.json")
     assert ended.code == 3
@@ -76,7 +76,7 @@ def test_a_file_that_is_none_is_one_line(tonnage: Any, asked: Any) -> None:
     assert "no key by which" in ended.err
 
 
-def test_a_setting_under_another_name_is_left_out_and_what_is_said_already_is_no_change(
+def test_a_setting_under_its_older_name_is_left_out_and_an_equal_one_is_no_change(
     tonnage: Any, calls: Any, asked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def plain(question: Any, **others: Any) -> Solution:
@@ -97,8 +97,8 @@ def test_a_setting_under_another_name_is_left_out_and_what_is_said_already_is_no
     assert "optim" not in changes
 
 
-def test_a_default_that_is_said_comes_before_the_files(tonnage: Any, calls: Any, asked: Any) -> None:
-    said = ("--json", "--seq-len", "2048", "--micro-batch", "1")
-    assert tonnage("plan", "smollm2-135m", "--gpu", "8xa100-80gb", "--from", "ds_config.json", *said).code == 0
+def test_an_option_given_with_its_default_value_overrides_the_file(tonnage: Any, calls: Any, asked: Any) -> None:
+    options = ("--json", "--seq-len", "2048", "--micro-batch", "1")
+    assert tonnage("plan", "smollm2-135m", "--gpu", "8xa100-80gb", "--from", "ds_config.json", *options).code == 0
     assert (calls.job.seq_len, calls.job.micro_batch) == (2048, 1)
     assert asked["question"].job.micro_batch == 1

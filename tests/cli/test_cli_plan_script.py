@@ -1,4 +1,4 @@
-"""`tonnage plan -- COMMAND`: what reaches the advice, what is refused, how it ends."""
+"""Tests of `tonnage plan -- COMMAND`: arguments of the advice, refused options, exit codes."""
 
 import json
 import sys
@@ -14,11 +14,11 @@ from tonnage.script.advice import Advice
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the advice was asked; nothing is run."""
-    noted: dict[str, Any] = {}
+    """Record what the advice was asked; nothing is run."""
+    recorded: dict[str, Any] = {}
 
     def advise(asked: Any, progress: Any) -> Advice:
-        noted["asked"] = asked
+        recorded["asked"] = asked
         why = "it makes neither a Trainer nor an Accelerator"
         return Advice(
             command=tuple(asked.command),
@@ -29,10 +29,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         )
 
     monkeypatch.setattr(advice, "advise", advise)
-    return noted
+    return recorded
 
 
-def test_the_command_and_what_may_be_chosen(tonnage: Any, asked: Any) -> None:
+def test_command_and_options_reach_the_advice(tonnage: Any, asked: Any) -> None:
     options = (
         "--gpu",
         "t4",
@@ -47,14 +47,14 @@ def test_the_command_and_what_may_be_chosen(tonnage: Any, asked: Any) -> None:
     )
     ended = tonnage("plan", *options, "--", sys.executable, "train.py", "--gpu", "x", "--help")
     assert ended.code == 3
-    found = asked["asked"]
-    assert found.command == [sys.executable, "train.py", "--gpu", "x", "--help"]
-    assert (found.without, found.headroom, found.timeout_seconds) == (("precision",), 0.1, 9.0)
-    assert found.said == {"checkpointing": "full"}
+    question = asked["asked"]
+    assert question.command == [sys.executable, "train.py", "--gpu", "x", "--help"]
+    assert (question.without, question.headroom, question.timeout_seconds) == (("precision",), 0.1, 9.0)
+    assert question.said == {"checkpointing": "full"}
     assert "NOT PLANNED" in ended.out
 
 
-def test_json_has_the_script(tonnage: Any, asked: Any) -> None:
+def test_json_describes_the_script(tonnage: Any, asked: Any) -> None:
     document = json.loads(tonnage("plan", "--gpu", "t4", "--json", "--", sys.executable, "train.py").out)
     assert (document["schema_version"], document["status"], document["plans"]) == (1, "unknown", [])
     assert document["script"]["command"] == [sys.executable, "train.py"]
@@ -62,17 +62,19 @@ def test_json_has_the_script(tonnage: Any, asked: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--find", "min-gpu", "--", sys.executable, "x.py"], "--find is for a MODEL"),
-        (["--seq-len", "512", "--", sys.executable, "x.py"], "--seq-len is what the script itself says"),
-        (["--engine", "trl", "--", sys.executable, "x.py"], "--engine is what the script itself says"),
-        (["gpt2", "llama-3.1-8b"], "'gpt2' is no command"),
+        (["--seq-len", "512", "--", sys.executable, "x.py"], "--seq-len is set by the script itself"),
+        (["--engine", "trl", "--", sys.executable, "x.py"], "--engine is set by the script itself"),
+        (["gpt2", "llama-3.1-8b"], "'gpt2' is neither a program on PATH nor a file"),
         ([], "Missing argument"),
     ],
 )
-def test_what_says_nothing_about_a_script_is_one_line(tonnage: Any, asked: Any, arguments: Any, said: str) -> None:
+def test_options_without_meaning_for_a_script_are_refused_in_one_line(
+    tonnage: Any, asked: Any, arguments: Any, message: str
+) -> None:
     ended = tonnage("plan", "--gpu", "t4", *arguments)
     assert ended.code == 2
-    assert said in ended.err
+    assert message in ended.err
     assert is_one_line(ended.err)

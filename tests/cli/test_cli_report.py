@@ -8,14 +8,14 @@ import pytest
 from lines import is_one_line
 
 import estimates
-from tonnage.estimates import archive as saved
+from tonnage.estimates import archive
 from tonnage.report.terminal import render
 
 
 @pytest.fixture
 def kept(tmp_path):
     path = tmp_path / "run.tonnage"
-    saved.save(path, estimates.full_card())
+    archive.save(path, estimates.full_card())
     return path
 
 
@@ -51,7 +51,7 @@ def test_page_replaces_only_a_page_without_force(kept, tonnage, tmp_path):
 
 def test_snapshot_of_the_cpu_is_refused(tonnage, tmp_path):
     path, made = tmp_path / "run.tonnage", estimates.fitting()
-    saved.save(path, replace(made, cluster={**made.cluster, "gpu": "cpu"}))
+    archive.save(path, replace(made, cluster={**made.cluster, "gpu": "cpu"}))
     ended = tonnage("report", str(path), "--snapshot", str(tmp_path / "z.pickle"))
     assert (ended.code, ended.out) == (2, "")
     assert "the CPU has none" in ended.err

@@ -1,4 +1,4 @@
-"""Saved files: what was saved comes back; what is damaged is one line; nothing is executed or left half-written."""
+"""Saved files: they load as they were saved; damage is a one-line error; nothing is executed or half-written."""
 
 import errno
 import json
@@ -25,7 +25,7 @@ from tonnage.trace.trace import Claim, Mark, Trace
 
 
 def small_trace(rank: int = 0) -> Trace:
-    """Two allocations and a free."""
+    """Return a Trace of two allocations and a free."""
     rows = [(3, 4096, 2**21, 0, 0), (0, 4096, 512, 0, 0), (1, 4096, 512, 0, 1)]
     return Trace(
         source="ghost",
@@ -96,7 +96,7 @@ JSON = st.recursive(
 
 
 def paths_of(value: object, at: tuple = ()) -> list[tuple]:
-    """Every place in a JSON document."""
+    """Yield every path in a JSON document."""
     found = [at]
     if isinstance(value, dict):
         found += [path for key, item in value.items() for path in paths_of(item, (*at, key))]
@@ -106,7 +106,7 @@ def paths_of(value: object, at: tuple = ()) -> list[tuple]:
 
 
 def timed() -> Estimate:
-    """An estimate in which every kind of value occurs."""
+    """Return an estimate in which every kind of value occurs."""
     seconds = {"step_seconds": 0.5, "low_seconds": 0.4, "high_seconds": 0.6}
     return replace(
         estimates.full_card(),
@@ -252,7 +252,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch)
 
 def test_an_interrupted_save_leaves_nothing(tmp_path):
     def interrupted() -> None:
-        with files.replacing(tmp_path / "run") as file:
+        with files.open_replacing(tmp_path / "run") as file:
             file.write(b"half")
             raise KeyboardInterrupt
 

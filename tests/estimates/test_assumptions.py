@@ -1,4 +1,4 @@
-"""What is taken for granted of a job, and told."""
+"""Assumptions about a job, and the sentences that report them."""
 
 from dataclasses import replace
 
@@ -6,9 +6,10 @@ import pytest
 
 from networks import tiny_job
 from tonnage.case import Case
+from tonnage.catalog.families import types_with
 from tonnage.estimates.assumptions import (
-    _BY_DEFAULT,
     _DROPOUTS,
+    DEFAULT_DROPOUT,
     describe_compiled_attention,
     describe_dropout,
     describe_long_sequences,
@@ -44,12 +45,14 @@ def test_dropout_of_a_configuration_is_told() -> None:
     assert describe_dropout(replace(job, model=odd)) == ()
 
 
-@pytest.mark.parametrize("kind", _BY_DEFAULT)
+@pytest.mark.parametrize("kind", types_with("default_dropout"))
 def test_what_is_dropped_by_default_is_what_transformers_has(kind: str) -> None:
     from transformers import CONFIG_MAPPING
 
     made = CONFIG_MAPPING[kind]().to_dict()
-    assert {name: made[name] for name in _DROPOUTS if made.get(name)} == _BY_DEFAULT[kind]
+    assert {name: made[name] for name in _DROPOUTS if made.get(name)} == dict.fromkeys(
+        types_with("default_dropout")[kind], DEFAULT_DROPOUT
+    )
 
 
 def test_engines_tell_what_stands_for_another_kernel() -> None:

@@ -1,4 +1,4 @@
-"""Traces that are kept: found again for the same question, and for no other."""
+"""Cached Traces: found again for the same request, and for no other."""
 
 import json
 import zipfile
@@ -36,7 +36,7 @@ TRACE = Trace(
 
 
 class Counting:
-    """A worker that counts what it is asked to run."""
+    """A worker that counts the runs it is asked for."""
 
     torch_version: str | None = None
     trace_file: Path | None = None
@@ -51,7 +51,7 @@ class Counting:
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty shelf."""
+    """Provide an empty cache."""
     folder = tmp_path / "traces"
     monkeypatch.setattr(shelf, "folder", lambda: folder)
     return folder

@@ -1,4 +1,4 @@
-"""DDP's first buckets in the upper end of the interval, where a step is too short to be sure that they are gone."""
+"""DDP's first buckets in the upper end of the interval, if a step is too short to be sure that they are freed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DDP = Plan(shard="ddp")
 
 
 def averaging(low_seconds: float | None = 0.1, **job: Any) -> Estimate:
-    """40 GiB at the peak, in the optimizer; forward and backward take 38, 4 of them gradients in buckets."""
+    """Return an estimate of 40 GiB in the optimizer; forward and backward take 38, 4 of them gradients in buckets."""
     found = fitting()
     held = {**found.peak.by_category, "communication": 4 * GIB}
     phases = tuple(

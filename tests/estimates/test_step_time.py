@@ -1,4 +1,4 @@
-"""The time of an Estimate: filled where it is known, null with a sentence where it is not."""
+"""The time of an Estimate: filled if it is known, null with a sentence if it is not."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_an_estimate_says_how_long_a_step_takes():
 @pytest.mark.parametrize(
     ("name", "cluster", "plan", "why"),
     [
-        ("t5-base", "8xh200", Plan(tp=2), "'t5' network divided otherwise"),
+        ("t5-base", "8xh200", Plan(tp=2), "'t5' network under tp, pp, cp or ep"),
         ("llama-3.1-8b", "t4", Plan(), "Tesla T4 is with bf16"),
         ("llama-3.1-8b", "2x8xrtx-4090", Plan(shard="ddp"), "network between the machines"),
         ("llama-3.1-8b", "cpu", Plan(), "is not known"),

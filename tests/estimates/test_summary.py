@@ -1,4 +1,4 @@
-"""What the curve of a run is drawn of."""
+"""The memory curve of a run, and its notes."""
 
 from itertools import pairwise
 

@@ -23,7 +23,7 @@ STEP = (
 
 
 def trace(events: list[tuple[str, int, int, int]], claims: tuple[Claim, ...] = (), conf: str = "") -> Trace:
-    """A Trace of (action, address, requested size, mark) on stream 0."""
+    """Return a Trace of (action, address, requested size, mark) on stream 0."""
     columns = {name: array("q") for name in EVENT_COLUMNS}
     for action, address, size, mark in events:
         for name, value in zip(EVENT_COLUMNS, (ACTIONS.index(action), address, size, 0, mark), strict=True):
@@ -151,7 +151,7 @@ def test_an_empty_trace_has_no_peak() -> None:
 @pytest.mark.parametrize("conf", ["", "expandable_segments:True", "roundup_power2_divisions:4"])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_levels_are_those_of_the_allocator(seed: int, conf: str) -> None:
-    """Random programs that run out of memory, give segments back and use several streams, on the replica."""
+    """Random programs that run out of memory, free segments and use several streams, on the replica."""
     allocator = CachingAllocator(Driver(2**30), AllocatorSettings.parse(conf))
     Replica(allocator, [0, 1, 2], []).run(random_program(seed, 400))
     events = [(event.action, event.address, event.size_bytes, 0) for event in allocator.events]
@@ -165,7 +165,7 @@ def test_the_levels_are_those_of_the_allocator(seed: int, conf: str) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_claim_finds_the_block_around_any_address_at_its_time(seed: int) -> None:
-    """What a claim says of an address, against a look at every block."""
+    """The search by address, against a check of every block."""
     allocator = CachingAllocator(Driver(2**31), AllocatorSettings())
     Replica(allocator, [0, 1, 2], []).run(random_program(seed, 200))
     rng = random.Random(seed)

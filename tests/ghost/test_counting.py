@@ -16,7 +16,7 @@ from tonnage.model import ModelRef
 from tonnage.plans import Plan
 from tonnage.report import wording
 from tonnage.techniques import build
-from tonnage.trace.operations import Operation, Worked
+from tonnage.trace.operations import Operation, StepOperations
 from tonnage.workers.worker import Worker
 
 pytestmark = pytest.mark.ghost
@@ -26,12 +26,12 @@ LAUNCHED = (1, 2, 3, 4, 5, 13)
 COLLECTIVE = 12
 
 
-def operations(worked: Worked) -> Iterator[Operation]:
+def operations(worked: StepOperations) -> Iterator[Operation]:
     """One by one, in order."""
     return (worked.operations[number] for number, _, _ in worked.places())
 
 
-def flops(worked: Worked) -> Counter[str]:
+def flops(worked: StepOperations) -> Counter[str]:
     """Of products and attention, by phase."""
     found: Counter[str] = Counter()
     for one in operations(worked):
@@ -97,11 +97,11 @@ LINEAR = {
 def test_a_network_of_unknown_dimensions_gets_seconds_where_they_are_asked_for(worker: Worker) -> None:
     job = replace(tiny_job("llama"), model=ModelRef(name="linear", kind="config", config=LINEAR))
     assert estimate(Case(job, Plan(), CARD), worker=worker).estimate.time["step_seconds"] is None
-    found = estimate(Case(job, Plan(), CARD), worker=worker, seen=True).estimate
+    found = estimate(Case(job, Plan(), CARD), worker=worker, counting=True).estimate
     assert found.time["low_seconds"] < found.time["step_seconds"] < found.time["high_seconds"]
     assert found.time["tokens_per_second_per_gpu"] == pytest.approx(48 / found.time["step_seconds"])
     assert any("operations of a step, counted as they were launched" in one for one in found.coverage.modelled)
-    again = estimate(Case(job, Plan(), CARD), worker=worker, seen=True).estimate
+    again = estimate(Case(job, Plan(), CARD), worker=worker, counting=True).estimate
     assert again.time == found.time
     assert any("cached by an earlier run" in one for one in again.coverage.run)
     assert again.peak == found.peak
@@ -140,11 +140,11 @@ def test_a_step_that_follows_known_numbers_is_counted(dry_run: Any) -> None:
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ("ends", "ended without a further one"),
-        ("fails", "ended without a further one"),
-        ("gives-up", "ended without a further one"),
-        ("counts", "ended without a further one"),
-        ("compiled", "what torch.compile made is not seen"),
+        ("ends", "ended before it"),
+        ("fails", "ended before it"),
+        ("gives-up", "ended before it"),
+        ("counts", "ended before it"),
+        ("compiled", "code that torch.compile made cannot be counted"),
     ],
 )
 def test_what_becomes_of_a_further_step_changes_no_answer(dry_run: Any, how: str, why: str) -> None:
@@ -158,6 +158,6 @@ def test_what_becomes_of_a_further_step_changes_no_answer(dry_run: Any, how: str
 
 
 def test_several_stacks_are_counted_and_keep_their_wide_interval(worker: Worker) -> None:
-    time = estimate(Case(tiny_job("t5"), Plan(), CARD), worker=worker, seen=True).estimate.time
+    time = estimate(Case(tiny_job("t5"), Plan(), CARD), worker=worker, counting=True).estimate.time
     assert time["low_seconds"] <= 0.7 * time["step_seconds"]
     assert time["high_seconds"] >= 1.7 * time["step_seconds"]

@@ -18,6 +18,8 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import TrialFailed, UsageError
 from tonnage.ghost import process
 from tonnage.script import dry_run as dryrun
+from tonnage.script import ending
+from tonnage.script.records import Records, collect_records
 from tonnage.trace.trace import Trace
 
 pytestmark = pytest.mark.ghost
@@ -68,7 +70,7 @@ def test_a_script_that_crashes_early_without_having_read_a_value_is_run_once(dry
 def test_a_script_that_hangs_says_how_far_it_came(torch_build: Any, tmp_path: Path) -> None:
     variables = process.environment(torch=torch_build, watch_into=tmp_path, steps=20)
     with (
-        dryrun._asking(tmp_path) as ask,
+        dryrun._open_stop_pipe(tmp_path) as ask,
         subprocess.Popen(
             [sys.executable, UNUSUAL, "hangs"], env=variables, stdout=subprocess.PIPE, text=True
         ) as hanging,
@@ -80,9 +82,9 @@ def test_a_script_that_hangs_says_how_far_it_came(torch_build: Any, tmp_path: Pa
             dryrun._wait_for_traces(tmp_path, 300.0)
         finally:
             hanging.kill()
-    left = dryrun._left(tmp_path)
-    assert [(trace.steps, trace.outcome["kind"]) for trace in left.traces] == [(4, "stopped")]
-    (note,) = dryrun._judged(["python"], left, None, 20, 30.0)
+    records = collect_records(tmp_path)
+    assert [(trace.steps, trace.outcome["kind"]) for trace in records.traces] == [(4, "stopped")]
+    (note,) = ending.judge(["python"], records, None, 20, 30.0)
     assert "stopped after 30 s, when 4 of 20 optimizer steps were done" in note
     assert "unusual.py:" in note, "where it hung"
 
@@ -91,7 +93,7 @@ def test_a_library_that_wants_a_function_which_nobody_has_is_named() -> None:
     message = "/site/libext.so: undefined symbol: cudaFrobnicateTheWarp"
     outcome = {"kind": "failed", "error": "OSError", "message": message, "stack": ["train.py:4 <module>"]}
     trace = Trace(source="ghost", versions={"cuda": "13.0"}, device={}, steps=0, outcome=outcome)
-    said = dryrun._why_failed(trace)
+    said = ending.explain_failure(trace)
     assert "no cudaFrobnicateTheWarp: was this library built for another CUDA than torch's, which is 13.0?" in said
 
 
@@ -125,8 +127,8 @@ def test_a_function_that_is_missed_when_it_is_called_is_named(dry_run: Any, unbo
 )
 def test_what_the_loader_has_ended_is_known_by_its_exit_code(ended: int | None, message: str, unbound: bool) -> None:
     failed = ({"message": message, "error": "ChildFailedError", "stack": []},) if message else ()
-    left = dryrun.Left(traces=(), beside=(), cut_off=(), named={}, failed=failed)
-    assert dryrun._is_unbound(dryrun.Attempt(command=["x"], ended=ended, left=left, cards=())) is unbound
+    records = Records(traces=(), others=(), cut_off=(), names={}, failed=failed)
+    assert dryrun._lacks_function(dryrun.Attempt(command=["x"], ended=ended, records=records, cards=())) is unbound
 
 
 @pytest.mark.parametrize(
@@ -162,25 +164,25 @@ def test_a_python_that_does_not_find_the_ghost(torch_build: Any, command: list[s
 def test_another_allocator_than_pytorchs_is_not_followed(dry_run: Any) -> None:
     asynchronous = (("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"),)
     message = failed(dry_run("unusual.py", "exits", variables=asynchronous))
-    assert message.startswith("The command allocates by cudaMallocAsync. A dry-run follows PyTorch's caching alloc")
+    assert message.startswith("The command allocates with cudaMallocAsync. A dry-run follows PyTorch's caching alloc")
     with pytest.raises(UsageError, match="PYTORCH_NO_CUDA_MEMORY_CACHING is set"):
         dryrun.run([sys.executable], parse_cluster("t4"), variables={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
 
 
 def test_a_script_that_hangs_early_has_no_answer(torch_build: Any) -> None:
-    left = dryrun.Left(
-        traces=(Trace(source="ghost", versions={}, device={}, steps=1),), beside=(), cut_off=(), named={}
+    records = Records(
+        traces=(Trace(source="ghost", versions={}, device={}, steps=1),), others=(), cut_off=(), names={}
     )
     with pytest.raises(TrialFailed, match=r"when 1 of 3 optimizer steps were done .* --timeout"):
-        dryrun._judged(["python"], left, None, 3, 30.0)
+        ending.judge(["python"], records, None, 3, 30.0)
     with pytest.raises(TrialFailed, match="had not used the GPU until then"):
-        dryrun._judged(["python"], dryrun.Left(traces=(), beside=(), cut_off=(), named={}), None, 3, 30.0)
+        ending.judge(["python"], Records(traces=(), others=(), cut_off=(), names={}), None, 3, 30.0)
 
 
 def test_a_script_that_is_killed_says_how_far_it_came(dry_run: Any) -> None:
     message = failed(dry_run("unusual.py", "is-killed", steps=20))
     assert "SIGKILL" in message
-    assert "rank 0 after 2 optimizer steps, up to the last of which at most" in message
+    assert "rank 0 after 2 optimizer steps, with at most" in message
 
 
 def test_a_script_that_never_uses_the_gpu(dry_run: Any) -> None:
@@ -199,7 +201,7 @@ def test_what_failed_in_a_worker_is_told_without_the_stack_there(dry_run: Any) -
 
 
 def test_a_program_that_trains_on_the_host_beside_a_gpu(dry_run: Any) -> None:
-    assert "asked PyTorch for no memory of a GPU" in failed(dry_run("unusual.py", "on-the-host"))
+    assert "allocated no GPU memory through PyTorch" in failed(dry_run("unusual.py", "on-the-host"))
 
 
 def test_a_script_that_only_evaluates(dry_run: Any) -> None:
@@ -307,13 +309,13 @@ def test_a_script_that_needs_a_computed_value(dry_run: Any) -> None:
 
 def test_a_script_that_ends_when_its_loss_is_small(dry_run: Any) -> None:
     (note,) = completed(dry_run("unusual.py", "converges")).notes
-    assert note.startswith("The command ended by itself after 1 optimizer step, perhaps since losses read as zero")
+    assert note.startswith("The command ended by itself after 1 optimizer step, perhaps because losses read as zero")
 
 
 def test_a_size_that_was_computed_from_known_numbers_is_found_in_a_second_run(dry_run: Any) -> None:
     answer = dry_run("unusual.py", "counts")
     (note,) = [note for note in completed(answer).notes if "second run" in note]
-    assert note.startswith("How large some results are hangs on values")
+    assert note.startswith("The size of some results depends on values")
     assert answer.said == ({"most": 5}, {"most": 5}, {"most": 3}, {"most": 3})  # first as if all were one
     assert answer.run.traces[0].steps == 2
 
@@ -453,25 +455,25 @@ def test_a_rank_that_outlives_the_process_that_started_it(dry_run: Any, monkeypa
 
 def test_an_error_without_a_message_is_named_once() -> None:
     bare = {"error": "AssertionError", "message": "AssertionError", "stack": ["train.py:3 main"]}
-    assert dryrun._described(bare) == "The command failed: AssertionError (at train.py:3 main)."
-    assert ": ValueError: none (at" in dryrun._described({**bare, "error": "ValueError", "message": "none"})
+    assert ending.describe_failure(bare) == "The command failed: AssertionError (at train.py:3 main)."
+    assert ": ValueError: none (at" in ending.describe_failure({**bare, "error": "ValueError", "message": "none"})
 
 
 def test_gpus_that_a_script_chooses_beyond_those_that_there_are() -> None:
     none = {"error": "RuntimeError", "message": "No CUDA GPUs are available", "stack": ["train.py:3 main"]}
-    assert "does CUDA_VISIBLE_DEVICES in the script name others?" in dryrun._described(none)
+    assert "does the script set CUDA_VISIBLE_DEVICES to others?" in ending.describe_failure(none)
 
 
 def test_a_dry_run_on_a_cpu_is_refused() -> None:
-    with pytest.raises(UsageError, match="cpu is none; name a card with --gpu"):
+    with pytest.raises(UsageError, match="cpu is none; name one with --gpu"):
         dryrun.run(["python", "train.py"], parse_cluster("cpu"))
 
 
 def test_an_error_is_placed_in_the_program_and_where_it_came_up() -> None:
     own, library = "train.py:12 main", "/v/lib/python3.11/enum.py:784 __getattr__"
-    assert dryrun._place([own, library]) == f"{own}, in {library}"
-    assert dryrun._place([own]) == own
-    assert dryrun._place([library]) == library
+    assert ending.locate_failure([own, library]) == f"{own}, in {library}"
+    assert ending.locate_failure([own]) == own
+    assert ending.locate_failure([library]) == library
 
 
 def test_steps_of_an_optimizer_in_backward(dry_run: Any) -> None:
@@ -500,22 +502,23 @@ def test_a_process_that_ends_while_it_is_looked_at_lives_no_more(monkeypatch: py
         raise ProcessLookupError  # what /proc answers then
 
     monkeypatch.setattr(Path, "read_text", read_text)
-    assert not dryrun._lives("1")
+    assert not dryrun._is_alive("1")
 
 
 @pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (35, "signal 35")])
 def test_signals_are_called_by_their_names_where_they_have_one(number: int, name: str) -> None:
-    assert dryrun._signal(number) == name
+    assert ending.name_signal(number) == name
 
 
 def test_what_a_killed_process_held_is_said_up_to_its_last_step() -> None:
     told = {"rank": 1, "steps": 2, "peaks": {"reserved_bytes": 2**30}, "host_bytes": 2**29}
-    assert dryrun._how_far([told]) == (
-        "Cut off without a trace: rank 1 after 2 optimizer steps, up to the last of which at most 1.00 GiB were "
-        "reserved on the GPU and 512.0 MiB resident on the host."
+    assert ending.describe_cut_off([told]) == (
+        "Ended without a trace: rank 1 after 2 optimizer steps, with at most 1.00 GiB reserved on the GPU and "
+        "512.0 MiB resident on the host until the last one."
     )
     assert (
-        dryrun._how_far([{**told, "steps": 0}]) == "Cut off without a trace: rank 1 before its first optimizer step."
+        ending.describe_cut_off([{**told, "steps": 0}])
+        == "Ended without a trace: rank 1 before its first optimizer step."
     )
 
 

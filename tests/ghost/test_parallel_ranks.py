@@ -64,9 +64,9 @@ def test_a_stage_that_runs_out_of_memory_does_not_fit(worker: Worker, source: st
     """torch's pipeline raises an error of its own, from PyTorch's."""
     cluster, options = parse_cluster("2xh100-80gb"), {"rank": 0, "steps": 2, "worker": worker, "source": source}
     asked = job(grad_accum=2), Plan(precision="fp32", pp=2)
-    need = predict.estimate(Case(*asked), cluster, **options).estimate.peak
+    need = predict.estimate(Case(*asked, cluster), **options).estimate.peak
     small = replace(cluster, device=cluster.device.with_capacity(need.process_bytes - need.allocated_bytes // 3))
-    found = predict.estimate(Case(*asked), small, **options).estimate
+    found = predict.estimate(Case(*asked, small), **options).estimate
     assert found.oom is not None
     assert found.oom.message.startswith("CUDA out of memory. Tried to allocate ")
     assert any("pipelining" in frame for frame in found.oom.stack)

@@ -13,7 +13,7 @@ from tonnage.estimates.estimate import Estimate
 from tonnage.estimates.timeline import timeline
 from tonnage.report import wording
 from tonnage.trace.trace import Trace
-from tonnage.units import size
+from tonnage.units import format_size
 
 pytestmark = pytest.mark.ghost
 
@@ -388,7 +388,7 @@ def test_a_program_that_adapts_to_the_card(dry_run: Any) -> None:
     assert answer.said[-1]["micro_batch"] == 2**16
     assert answer.run.traces[0].peaks["ooms"] == 2
     [note] = [note for note in answer.run.estimate.notes if "ran out of memory 2 times and recovered" in note]
-    assert note.endswith(f"after that at most {size(answer.said[-1]['allocated'])} were allocated.")
+    assert note.endswith(f"after that at most {format_size(answer.said[-1]['allocated'])} were allocated.")
 
 
 @pytest.mark.parametrize("steps", [2, 3])

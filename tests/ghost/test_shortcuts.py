@@ -138,7 +138,7 @@ def test_operations_of_torch_2_8_have_nothing_that_they_are_compared_by() -> Non
 WITHOUT = """
 from tonnage_inside import shortcuts
 shortcuts.install = lambda: None
-from tonnage.ghost import worker
+from tonnage.workers import server as worker
 worker.serve()
 """
 

@@ -1,9 +1,13 @@
 """Of an autotuner's forms the first that compiles is measured, and each kernel's anew."""
 
+import sys
 from types import ModuleType
 from typing import Any
 
-from tonnage.meta.inside import inside
+from tonnage.ghost.process import PATH
+
+sys.path.extend(PATH.split(":"))
+from tonnage_inside.values import tuning
 
 FAILED = [float("inf")] * 3
 
@@ -31,7 +35,7 @@ def test_the_first_form_that_compiles_is_taken() -> None:
     module.Autotuner = Autotuner  # type: ignore[attr-defined]
     alone = Autotuner(-1, 2, 3, 4)
     assert (alone.run(), alone.compiled) == (2, [-1, 2, 3, 4])
-    inside("values.tuning").patch(None, module)
+    tuning.patch(None, module)
     tuner = Autotuner(-1, 2, 3, 4)
     assert (tuner.run(), tuner.compiled) == (2, [-1, 2])
     assert (tuner.run(), tuner.compiled) == (2, [-1, 2, -1, 2]), "another shape of its arguments"
@@ -42,6 +46,6 @@ def test_inductor_times_its_forms_in_every_run() -> None:
     module, older = ModuleType("config"), ModuleType("config")
     module.autotune_local_cache = True  # type: ignore[attr-defined]
     for each in (module, older):
-        inside("values.tuning").patch_inductor(None, each)
+        tuning.patch_inductor(None, each)
     assert module.autotune_local_cache is False
     assert not hasattr(older, "autotune_local_cache")

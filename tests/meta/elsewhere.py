@@ -1,10 +1,10 @@
-"""Runs tonnage's commands as another platform would: without what its standard library does not have.
+"""Runs tonnage's commands as on another platform: without what its standard library lacks.
 
     python elsewhere.py win32|darwin < COMMANDS.json
 
-Commands are lists of words; exit codes and what was written go to standard output as JSON.  Which modules and names a
-platform lacks is read from typeshed, which mypy brings along.  Other libraries have ways of their own for each
-platform, so they are imported before anything is taken away; of tonnage nothing is.
+Commands are lists of words; exit codes and output go to standard output as JSON.  The modules and names that a
+platform lacks are read from typeshed, which mypy brings along.  Other libraries differ by platform themselves, so
+they are imported before anything is removed; of tonnage nothing is.
 """
 
 import ast
@@ -36,7 +36,7 @@ MACHINES = {"win32": ("Windows", "AMD64"), "darwin": ("Darwin", "arm64")}
 
 
 def names(source: Path, system: str) -> set[str]:
-    """What a module of the standard library defines on a system."""
+    """Return the names that a module of the standard library defines on a system."""
     found: set[str] = set()
     for node in _holding(ast.parse(source.read_text(encoding="utf-8")).body, system):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -48,7 +48,7 @@ def names(source: Path, system: str) -> set[str]:
 
 
 def _holding(body: list[ast.stmt], system: str) -> Iterator[ast.stmt]:
-    """The statements that are for a system and this Python."""
+    """Yield the statements that apply to a system and this Python."""
     told = {"sys": SimpleNamespace(platform=system, version_info=sys.version_info), "TYPE_CHECKING": True}
     for node in body:
         if isinstance(node, ast.If):
@@ -59,7 +59,7 @@ def _holding(body: list[ast.stmt], system: str) -> Iterator[ast.stmt]:
 
 
 def take_away(system: str) -> None:
-    """Leave this process what the system has, and say that it is that system."""
+    """Remove from this process what the system lacks, and report that system."""
     for source in TYPESHED.glob("*.pyi"):
         if names(source, "linux") and not names(source, system):
             sys.modules[source.stem] = None  # type: ignore[assignment]
@@ -77,7 +77,7 @@ def take_away(system: str) -> None:
 
 
 def run(words: list[str]) -> dict[str, Any]:
-    """One command: its exit code, and what it wrote to a console that knows no letter beyond Western Europe's."""
+    """Run one command; return its exit code, and its output on a console limited to Western European letters."""
     from tonnage.cli import main, progress
 
     progress._PATIENCE_SECONDS = threading.TIMEOUT_MAX  # how far it is, a slow machine alone would say

@@ -1,4 +1,6 @@
-"""The portable source beside the ghost: models cut down to one layer, under plans and on cards that differ."""
+"""The portable source against the ghost: models cut down to one layer, under different plans and on different
+GPUs.
+"""
 
 import importlib.util
 from dataclasses import replace
@@ -95,7 +97,7 @@ SHAPE = {
 
 
 def asked(name: str, options: dict[str, Any]) -> tuple[Job, Any]:
-    """The job and plan, with one layer of each stack."""
+    """Return job and plan, with one layer of each stack."""
     job, plan = request(
         "smollm2-135m" if name in SMALL else name, offline=True, seq_len=512, micro_batch=2, **options
     )
@@ -109,7 +111,7 @@ CARDS = ("a100-80gb", "h100-80gb", "l4", "b200", "t4")
 
 
 def one_layer(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with one layer in each of its stacks, and with that much of what it lists by layer."""
+    """Return a configuration with one layer in each of its stacks, and its lists by layer cut to it."""
     layers = config.get("num_hidden_layers")
     listed = {key: value[:1] for key, value in config.items() if isinstance(value, list) and len(value) == layers}
     cut = {key: 1 for key, value in config.items() if key in (*DEPTHS, "depth") and value}
@@ -120,7 +122,7 @@ def one_layer(config: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.ghost
 @pytest.mark.parametrize("name", model_names())
 def test_each_model_of_the_catalog_is_within_two_percent(name: str, worker: Worker) -> None:
-    """One layer of each, as wide as it is, with a card and a precision in turn (all layers: benchmarks/meta.py)."""
+    """One layer of each at full width, with a GPU and a precision in turn (all layers: benchmarks/meta.py)."""
     turn = model_names().index(name)
     gpu = CARDS[turn % len(CARDS)]
     precision = "fp16-mixed" if gpu == "t4" else ("bf16-true", "bf16-mixed")[turn % 2]

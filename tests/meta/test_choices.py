@@ -1,4 +1,4 @@
-"""Which kernel of attention torch takes on a card; the rows were read off ghosts with torch 2.13."""
+"""The kernel of attention that torch takes on a GPU; the rows were read off ghosts with torch 2.13."""
 
 import pytest
 import torch

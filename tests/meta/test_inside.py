@@ -1,4 +1,4 @@
-"""What products and attention take inside themselves, against sizes that ghosts of several versions of torch told."""
+"""Memory inside products and attention, against sizes from ghosts of several versions of torch."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ SMALL, LARGE, LT = 8_519_680, 33_554_432, 1_048_576
 
 
 class Held:
-    """Keeps account of what would stay."""
+    """Records the sizes that would be held."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")

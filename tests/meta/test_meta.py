@@ -1,4 +1,4 @@
-"""The portable source without a ghost: what it refuses, what it says, and that nothing of it stays."""
+"""The portable source without a ghost: its refusals, its messages, and that it leaves nothing behind."""
 
 import subprocess
 import sys
@@ -79,12 +79,12 @@ def test_where_no_ghost_can_run_the_error_points_here(monkeypatch: pytest.Monkey
 
 
 def test_code_of_a_type_that_shares_a_folder_is_loaded_before_the_card_is_there() -> None:
-    """In a process that has loaded none: transformers asks while it is loaded what kind of thing a stream is."""
+    """In a new process: on import transformers checks the type of a stream."""
     job = tiny_job()
     config = {**job.model.config, "model_type": "gemma3_text", "head_dim": 8}
     program = (
         "from tonnage.case import Case; from tonnage.catalog.devices import parse_cluster; "
-        "from tonnage.estimates.estimate import predict; from tonnage.job import Job; "
+        "from tonnage.estimates import predict; from tonnage.job import Job; "
         "from tonnage.model import ModelRef; from tonnage.plans import Plan; "
         f"job = Job(model=ModelRef(name='text', kind='config', config={config!r}), seq_len=24); "
         "report = predict.estimate(Case(job, Plan(), parse_cluster('t4')), steps=1, source='meta'); "

@@ -1,4 +1,4 @@
-"""What runs where no ghost does: tonnage's commands without what Linux alone has (see `elsewhere`)."""
+"""Commands on platforms without a ghost: tonnage without what only Linux has (see `elsewhere`)."""
 
 import importlib.util
 import json
@@ -40,7 +40,7 @@ def answers(system: str, commands: list[list[str]], folder: Path) -> list[dict[s
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    """A folder whose name is not in the alphabet of a Western console."""
+    """Provide a folder whose name is not in the alphabet of a Western console."""
     folder = tmp_path / "模 é"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(TINY["llama"]), encoding="utf-8")
@@ -78,7 +78,7 @@ def test_windows(model: str, tmp_path: Path) -> None:
 
 
 def test_macos(model: str, tmp_path: Path) -> None:
-    """Where torch finds another accelerator than the one that is imitated."""
+    """On macOS torch finds another accelerator than the imitated one."""
     words = ["estimate", model, "--gpu", "8xt4", "--shard", "ddp", *IMITATED]
     imitated, ghost = answers("darwin", [words, words[:-2]], tmp_path)
     assert imitated["code"] == 0, imitated["stderr"]

@@ -1,4 +1,4 @@
-"""What the recorder predicts for the CPU against real CPU runs, byte for byte."""
+"""The recorder's predictions for the CPU against real CPU runs, byte for byte."""
 
 import importlib
 import importlib.util
@@ -28,7 +28,7 @@ from tonnage.job import Job
 from tonnage.meta import recording as record
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
-from tonnage.trace.gc_paused import uncollected
+from tonnage.trace.gc_paused import gc_paused
 
 _GROUPED = {key: TINY["llama"][key] for key in TINY["llama"] if key != "model_type"}
 
@@ -69,7 +69,7 @@ METHODS = ("full", "lora") if importlib.util.find_spec("peft") else ("full",)
 def no_collector() -> Iterator[None]:
     if "lora" in METHODS:
         importlib.import_module("peft")  # what it allocates when it is imported is not the step's
-    with uncollected():  # garbage in cycles is found at moments that differ from run to run
+    with gc_paused():  # garbage in cycles is found at moments that differ from run to run
         yield
 
 
@@ -78,7 +78,9 @@ def model(name: str) -> ModelRef:
 
 
 def covering() -> list[tuple[str, str, str, str, str]]:
-    """One row an architecture; the options step at different speeds, so that neighbours differ in all of them."""
+    """Return one row for each architecture; options vary at different rates, so that neighbours differ in all of
+    them.
+    """
     optimizers = cycle(OPTIMIZERS)
     rows = []
     for index, name in enumerate(ARCHITECTURES):
@@ -154,7 +156,7 @@ def rank_main(rank: int, world: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
     predictions = torch.load(Path(folder) / "predicted")
     found = {}
-    with uncollected():  # garbage in cycles is found at moments that differ from run to run
+    with gc_paused():  # garbage in cycles is found at moments that differ from run to run
         for name, (network, plan) in SHARDED[world].items():
             ours = predictions[name, rank]
             found[name] = least = torch.full((len(ours),), 2**40)
@@ -175,7 +177,9 @@ _RUNS: dict[int, list[dict[str, torch.Tensor]]] = {}
 
 
 def in_processes(world: int) -> list[dict[str, torch.Tensor]]:
-    """By rank and case, how many bytes more were alive at each boundary of real processes (gloo) than predicted."""
+    """Return by rank and case how many bytes more were alive at each boundary of real processes (gloo) than
+    predicted.
+    """
     if world not in _RUNS:
         ours = {
             (name, rank): predicted(tiny_job(network), plan, world_size=world, rank=rank)[0]
@@ -192,9 +196,9 @@ def in_processes(world: int) -> list[dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize(("world", "name"), [(world, name) for world in SHARDED for name in SHARDED[world]])
 def test_a_ranks_live_bytes_are_those_of_real_processes(world: int, name: str) -> None:
-    """Never more than real on any rank, and of the first step equal where a rank was seen to let go of everything.
+    """Never more than real on any rank, and in the first step equal on a rank that was seen to free everything.
 
-    What gloo lets go of late is at most every weight as it was gathered, and every gradient on its way.
+    What gloo frees late is at most every weight as it was gathered, and every gradient in flight.
     """
     architecture, _ = SHARDED[world][name]
     most_held = sum(2 * 4 * parameter.numel() for parameter in network(tiny_job(architecture)).parameters())

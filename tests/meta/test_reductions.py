@@ -1,4 +1,4 @@
-"""What reductions take inside themselves, against sizes seen on a real H100 and on ghosts."""
+"""Memory inside reductions, against sizes seen on a real H100 and on ghosts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The portable source as one rank of several, without a ghost: real DDP, ZeRO-1 and FSDP2 on imitated cards."""
+"""The portable source as one rank of several, without a ghost: real DDP, ZeRO-1 and FSDP2 on imitated GPUs."""
 
 from dataclasses import replace
 from typing import Any
@@ -65,7 +65,7 @@ def test_gradients_are_averaged_with_the_last_micro_batch_or_with_each() -> None
 
 
 def test_ddp_makes_its_buckets_anew_in_the_second_step() -> None:
-    """By the order in which gradients came; a tiny network's are one bucket of all, then as before."""
+    """They follow the order of gradients; a tiny network has one bucket, then the same again."""
     trace = traced(Plan(shard="ddp"), steps=3)
     whole = trace.model["parameters"] * 4
     assert [each.bytes for each in exchanged(trace) if each.name == "AllReduce"] == [whole] * 3
@@ -216,7 +216,7 @@ def test_what_is_on_the_card_is_not_moved_there() -> None:
 
 
 def test_stages_send_one_to_one_and_both_ways_at_once() -> None:
-    """What is only sent goes through a communicator of two, an exchange through that of all three stages."""
+    """A lone send uses a communicator of two ranks, a batched exchange that of all three stages."""
     trace = step.run(Case(tiny_job(grad_accum=4), Plan(pp=3), parse_cluster("3xa100-80gb")), rank=1, steps=1)
     sent = {(each.name, each.grid[0]) for each in exchanged(trace)}
     assert sent == {("Send", 2), ("Recv", 2), ("Send", 3), ("Recv", 3)}

@@ -10,16 +10,16 @@ from solutions import FormulaRunner, question
 from tonnage.planner import operation_seconds
 from tonnage.planner.solution import Candidate, Choice
 from tonnage.planner.solve import search
-from tonnage.trace.operations import Operation, Worked
+from tonnage.trace.operations import Operation, StepOperations
 
 UNKNOWN = {"step_seconds": None, "tokens_per_second_per_gpu": None, "mfu": None, "bound_by": None}
 
 
-def worked(flops: int) -> Worked:
+def worked(flops: int) -> StepOperations:
     """Return a step of one matrix product."""
     record = struct.pack("<BBHIIIIIIIQQQQ", 13, 0, 0, 0, 0, *[0] * 9)
     product = Operation("forward", "mm", "product", "bfloat16", flops, 0, 1, True, False, 0, 2)
-    return Worked(
+    return StepOperations(
         operations=(product,),
         numbers=array("q", [0, 0, 1]),
         phases={0: "forward"},
@@ -37,7 +37,7 @@ class Counting(FormulaRunner):
         self.slow = slow
         self.counted: list[Candidate] = []
 
-    def count_operations(self, candidate: Candidate, cluster: object) -> Worked | None:  # type: ignore[override]
+    def count_operations(self, candidate: Candidate, cluster: object) -> StepOperations | None:  # type: ignore[override]
         self.counted.append(candidate)
         more = self.slow is not None and candidate.plan == self.slow.plan
         return worked(10**15 * (candidate.job.grad_accum + more))

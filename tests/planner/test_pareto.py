@@ -10,7 +10,7 @@ from tonnage.planner.pricing import price_all
 from tonnage.planner.solve import search
 from tonnage.planner.space import list_candidates
 from tonnage.report import plans
-from tonnage.units import gib
+from tonnage.units import format_gib
 
 
 @pytest.mark.parametrize(
@@ -49,5 +49,5 @@ def test_points_say_whether_they_fit_and_were_run():
     text = " ".join(plans.render(found).split())
     assert text.count("more than the card has") == len([point for point in found.frontier if not point.fits])
     probed = next(point for point in found.frontier if not point.fits)
-    assert plans.needed(probed) == gib(probed.process_bytes)
-    assert plans.needed(replace(probed, whole=False)) == f"~{gib(probed.process_bytes)}"
+    assert plans.needed(probed) == format_gib(probed.process_bytes)
+    assert plans.needed(replace(probed, whole=False)) == f"~{format_gib(probed.process_bytes)}"

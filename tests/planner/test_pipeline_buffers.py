@@ -8,7 +8,7 @@ from networks import tiny_job
 from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.predict import estimate, trace
-from tonnage.mesh import axes
+from tonnage.mesh import make_mesh
 from tonnage.planner.pipeline_buffers import add_to_estimate, add_to_probe, buffer_bytes
 from tonnage.planner.probe import summarize_trace
 from tonnage.planner.solution import Candidate
@@ -38,7 +38,7 @@ def test_few_micro_batches_predict_a_step_of_many(worker, name):
     at_once = job.seq_len * job.micro_batch * job.model.config["hidden_size"] * 4  # one transfer
     few = replace(one.job, grad_accum=count_micro_batches(one))
     assert few.grad_accum < STEP
-    for rank in axes(plan, cluster.gpus, cluster.gpus_per_node).different:
+    for rank in make_mesh(plan, cluster.gpus, cluster.gpus_per_node).different:
         more = (STEP - few.grad_accum) * buffer_bytes(one, cluster, rank)
         run = estimate(Case(few, plan, cluster), worker=worker, rank=rank, steps=2)
         whole = estimate(Case(one.job, plan, cluster), worker=worker, rank=rank, steps=2).estimate.peak

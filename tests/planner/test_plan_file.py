@@ -1,4 +1,4 @@
-"""plan.toml: what was found comes back, and nothing that it must not say gets through."""
+"""Tests of plan.toml: a plan is read back as it was written, and wrong files are refused."""
 
 import contextlib
 from dataclasses import replace
@@ -13,7 +13,7 @@ from tonnage.catalog.devices import parse_cluster, spell_cluster
 from tonnage.errors import UnreadableFile, UsageError
 from tonnage.job import Job
 from tonnage.model import ModelRef
-from tonnage.planner import plan_file as planfile
+from tonnage.planner import plan_file
 from tonnage.planner.solution import Candidate, Choice
 from tonnage.plans import Plan
 
@@ -23,15 +23,15 @@ JOB = Job(
 PLAN = Plan(shard="zero3", checkpointing="budget=2GiB", tp=4, optimizer_in_backward=True)
 
 
-def kept(job=JOB, plan=PLAN):
+def choice(job=JOB, plan=PLAN):
     estimate = replace(estimates.fitting(), time={"step_seconds": 1.5})
     return Choice(name="best", candidate=Candidate(job=job, plan=plan), estimate=estimate)
 
 
-def test_what_was_found_comes_back(tmp_path):
+def test_a_plan_is_read_back_as_it_was_written(tmp_path):
     path = tmp_path / "plan.toml"
-    path.write_text(planfile.text(kept(), gpu="8xa100-80gb", gpu_memory_bytes=2**34))
-    found = planfile.read(path)
+    path.write_text(plan_file.text(choice(), gpu="8xa100-80gb", gpu_memory_bytes=2**34))
+    found = plan_file.read(path)
     assert (found.model, found.gpu, found.gpu_memory_bytes) == ('odd "name"', "8xa100-80gb", 2**34)
     of_plan = {name: value for name, value in found.options.items() if name in Plan.__dataclass_fields__}
     of_job = {name: value for name, value in found.options.items() if name in Job.__dataclass_fields__}
@@ -39,30 +39,30 @@ def test_what_was_found_comes_back(tmp_path):
     assert Job(model=JOB.model, **of_job) == JOB
 
 
-def test_a_norm_need_not_be_whole(tmp_path):
+def test_a_norm_may_be_a_fraction(tmp_path):
     path = tmp_path / "plan.toml"
-    path.write_text(planfile.text(kept(plan=Plan(clip_grad_norm=0.3)), gpu="t4"))
-    assert planfile.read(path).options["clip_grad_norm"] == 0.3
+    path.write_text(plan_file.text(choice(plan=Plan(clip_grad_norm=0.3)), gpu="t4"))
+    assert plan_file.read(path).options["clip_grad_norm"] == 0.3
     with pytest.raises(UsageError, match=r"clip-grad-norm is -1; it must be a number above 0\."):
         Plan(clip_grad_norm=-1)
 
 
-def test_what_is_said_comes_before_what_was_kept(tmp_path):
+def test_given_options_override_the_file(tmp_path):
     path = tmp_path / "plan.toml"
-    path.write_text(planfile.text(kept(), gpu="t4"))
-    options = planfile.read(path).under({"seq_len": 2048, "tp": 2, "checkpointing": "full"})
-    assert options["seq_len"] == 2048  # the default, but it was said
+    path.write_text(plan_file.text(choice(), gpu="t4"))
+    options = plan_file.read(path).under({"seq_len": 2048, "tp": 2, "checkpointing": "full"})
+    assert options["seq_len"] == 2048  # the default value, but given
     assert (options["tp"], options["checkpointing"], options["shard"]) == (2, "full", "zero3")
 
 
-def test_a_plan_that_is_not_there(tmp_path):
-    with pytest.raises(UnreadableFile, match=r"plan\.toml is not there"):
-        planfile.read(tmp_path / "plan.toml")
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(UnreadableFile, match=r"plan\.toml does not exist"):
+        plan_file.read(tmp_path / "plan.toml")
 
 
 def test_an_endless_file_is_refused():
     with pytest.raises(UnreadableFile, match=r"larger than 1\.0 MiB"):
-        planfile.read(Path("/dev/zero"))
+        plan_file.read(Path("/dev/zero"))
 
 
 HEAD = 'schema_version = 1\nmodel = "gpt2"\ngpu = "t4"\n'
@@ -71,19 +71,19 @@ HEAD = 'schema_version = 1\nmodel = "gpt2"\ngpu = "t4"\n'
 @pytest.mark.parametrize(
     ("text", "error", "word"),
     [
-        ("", UnreadableFile, "is no plan file: it has no schema_version"),
+        ("", UnreadableFile, "is not a plan file: it has no schema_version"),
         ("schema_version = 2", UnreadableFile, "reads 1"),
         ("schema_version = true", UnreadableFile, "reads 1"),
         ("schema_version = 1.0", UnreadableFile, "reads 1"),
-        ("{", UnreadableFile, "cannot|can be read"),
+        ("{", UnreadableFile, "cannot be read as a plan file"),
         ('schema_version = 1\ngpu = "t4"', UsageError, 'model is missing; add a line such as model = "gpt2"'),
         ('schema_version = 1\nmodel = "gpt2"', UsageError, "gpu is missing; add a line such as gpu"),
-        ('schema_version = 1\nmodel = "gpt2"\ngpu = 4', UsageError, "gpu must be a text, and is 4"),
-        (HEAD + "[job]\nseq_len = 2026-11-27", UsageError, "whole number, and is 2026-11-27"),
+        ('schema_version = 1\nmodel = "gpt2"\ngpu = 4', UsageError, "gpu must be a text, not 4"),
+        (HEAD + "[job]\nseq_len = 2026-11-27", UsageError, "whole number, not 2026-11-27"),
         (HEAD + "cake = 1", UsageError, "unknown key 'cake'"),
         (HEAD + "[plan]\nchekpointing = 'full'", UsageError, "unknown key 'chekpointing'.*checkpointing"),
         (HEAD + "[plan]\ntp = '4'", UsageError, "tp must be a whole number"),
-        (HEAD + "[plan]\ntp = true", UsageError, "tp must be a whole number, and is true"),
+        (HEAD + "[plan]\ntp = true", UsageError, "tp must be a whole number, not true"),
         (HEAD + "[plan]\noptimizer_in_backward = 1", UsageError, "true or false"),
         (HEAD + "[job]\nlora_dropout = '0.1'", UsageError, "lora_dropout must be a number"),
         (HEAD + "[job]\nlora_targets = 'q_proj'", UsageError, "list of texts"),
@@ -91,65 +91,71 @@ HEAD = 'schema_version = 1\nmodel = "gpt2"\ngpu = "t4"\n'
         (HEAD + "gpu_memory_bytes = -1", UsageError, "above zero"),
     ],
 )
-def test_what_must_not_be_said(tmp_path, text, error, word):
+def test_wrong_keys_and_values_are_refused(tmp_path, text, error, word):
     path = tmp_path / "plan.toml"
     path.write_text(text)
     with pytest.raises(error, match=word):
-        planfile.read(path)
+        plan_file.read(path)
 
 
-def test_no_file(tmp_path):
+def test_an_absent_file_raises_unreadable(tmp_path):
     with pytest.raises(UnreadableFile):
-        planfile.read(tmp_path / "none.toml")
+        plan_file.read(tmp_path / "none.toml")
 
 
 @settings(max_examples=200)
 @given(some.binary(max_size=300) | some.text(max_size=300).map(str.encode))
-def test_a_strangers_file_is_read_or_refused(tmp_path_factory, content):
+def test_any_bytes_are_read_or_refused(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("plan") / "plan.toml"
     path.write_bytes(HEAD.encode() + content)
     with contextlib.suppress(UnreadableFile, UsageError):
-        planfile.read(path)
+        plan_file.read(path)
 
 
 @pytest.mark.parametrize(
     ("spec", "memory_bytes"),
     [("t4", None), ("2x8xa100-80gb", None), ("4xa100-80gb", 2**34), ("3x", 2**34), ("2x4x", 24 * 2**30 + 1)],
 )
-def test_cards_that_a_plan_was_made_for_are_found_again(tmp_path, spec, memory_bytes):
+def test_the_gpus_of_a_plan_are_read_back(tmp_path, spec, memory_bytes):
     cluster = parse_cluster(spec, gpu_memory_bytes=memory_bytes)
     gpu, memory = spell_cluster(cluster)
     path = tmp_path / "plan.toml"
-    path.write_text(planfile.text(kept(), gpu=gpu, gpu_memory_bytes=memory))
-    again = planfile.read(path)
+    path.write_text(plan_file.text(choice(), gpu=gpu, gpu_memory_bytes=memory))
+    again = plan_file.read(path)
     found = parse_cluster(again.gpu, gpu_memory_bytes=again.gpu_memory_bytes)
     assert (str(found), found.device.capacity_bytes) == (str(cluster), cluster.device.capacity_bytes)
 
 
-def test_a_factory_is_run_only_when_it_is_said(tmp_path):
+def test_a_factory_must_be_named_by_the_user(tmp_path):
     path = tmp_path / "plan.toml"
     factory = Job(model=ModelRef(name="their.net:build", kind="factory", factory="their.net:build"))
-    path.write_text(planfile.text(kept(job=factory), gpu="t4"))
+    path.write_text(plan_file.text(choice(job=factory), gpu="t4"))
     assert "tonnage estimate their.net:build --plan FILE" in path.read_text()
-    found = planfile.read(path)
+    found = plan_file.read(path)
     with pytest.raises(UsageError, match=r"factory 'their\.net:build', whose code would be run"):
         found.network(None)
     assert found.network("their.net:build") == "their.net:build"
     assert found.network("gpt2") == "gpt2"
 
 
-def test_a_plans_model_is_the_files_unless_another_is_said(tmp_path):
+def test_the_model_is_the_files_unless_another_is_given(tmp_path):
     path = tmp_path / "plan.toml"
-    path.write_text(planfile.text(kept(), gpu="t4"))
-    assert planfile.read(path).network(None) == 'odd "name"'
-    assert planfile.read(path).network("gpt2") == "gpt2"
+    path.write_text(plan_file.text(choice(), gpu="t4"))
+    assert plan_file.read(path).network(None) == 'odd "name"'
+    assert plan_file.read(path).network("gpt2") == "gpt2"
 
 
-def test_a_folder_is_kept_by_its_whole_path(tmp_path, monkeypatch):
+def test_a_folder_is_written_by_its_absolute_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("mine", "gpt2"):
         (tmp_path / name).mkdir()
-    assert planfile.found_anywhere("./mine") == planfile.found_anywhere("mine") == str(tmp_path / "mine")
-    assert planfile.found_anywhere("../" + tmp_path.name) == str(tmp_path)
-    for other in ("gpt2", "org/name", "their.net:build", "a" * 5000, "\0"):  # a catalog's name before a folder's
-        assert planfile.found_anywhere(other) == other
+    assert plan_file.found_anywhere("./mine") == plan_file.found_anywhere("mine") == str(tmp_path / "mine")
+    assert plan_file.found_anywhere("../" + tmp_path.name) == str(tmp_path)
+    for other in (
+        "gpt2",
+        "org/name",
+        "their.net:build",
+        "a" * 5000,
+        "\0",
+    ):  # a name of the catalog wins over a folder
+        assert plan_file.found_anywhere(other) == other

@@ -24,7 +24,7 @@ from tonnage.shallow.few import with_layers
 from tonnage.step.model import causal_network
 from tonnage.techniques import attention
 from tonnage.techniques.tensor_parallel import _not_known
-from tonnage.units import GIB, gib
+from tonnage.units import GIB, format_gib
 
 
 def by_trying_everything(asked):
@@ -173,7 +173,7 @@ def test_need_without_a_technique_is_relative_to_the_whole_run():
     assert [reason.saves_bytes for reason in low.reasons] == [reason.saves_bytes for reason in exact.reasons]
     assert low.reasons[0].technique == "allocator=expandable"  # is run whole
     for reason in low.reasons[1:]:
-        assert f"~{gib(low.estimate.peak.process_bytes + reason.saves_bytes)}" in reason.why
+        assert f"~{format_gib(low.estimate.peak.process_bytes + reason.saves_bytes)}" in reason.why
     assert not any("~" in reason.why for reason in exact.reasons)
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as some
 
 from solutions import question
 from tonnage.errors import UsageError
-from tonnage.mesh import axes
+from tonnage.mesh import make_mesh
 from tonnage.planner.space import check_precision, list_candidates, with_free_choices
 from tonnage.planner.values import OFFLOADS
 from tonnage.units import GIB
@@ -24,7 +24,7 @@ def test_every_candidate_makes_the_global_batch(gpu, micro_batch, grad_accum):
     found = list(list_candidates(asked))
     assert found
     for one in found:
-        layout = axes(one.plan, asked.cluster.gpus, asked.cluster.gpus_per_node)
+        layout = make_mesh(one.plan, asked.cluster.gpus, asked.cluster.gpus_per_node)
         assert layout.ranks == asked.cluster.gpus
         assert one.job.micro_batch * one.job.grad_accum * layout.data_parallel == sequences
         assert 32 % one.plan.tp == 8 % one.plan.tp == 16 % one.plan.pp == 0
@@ -35,7 +35,7 @@ def test_global_batch_in_tokens_is_exact():
     asked = question(gpu="4x8xh100-80gb", seq_len=8192, global_batch_tokens=4_000_000)
     assert asked.sequences == 512  # 4M of 8,192 tokens is 4 x 2**20
     for one in list_candidates(asked):
-        data = axes(one.plan, 32, 8).data_parallel
+        data = make_mesh(one.plan, 32, 8).data_parallel
         assert one.job.micro_batch * one.job.grad_accum * data == 512
 
 
@@ -266,7 +266,7 @@ def test_ranks_without_sharding_are_replicas(constraint):
     found = list(list_candidates(asked))
     assert found
     for one in found:
-        together = axes(one.plan, 4, 4).data_parallel * one.plan.cp
+        together = make_mesh(one.plan, 4, 4).data_parallel * one.plan.cp
         assert one.plan.shard == ("none" if together == 1 else "ddp")
 
 

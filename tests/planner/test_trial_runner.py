@@ -9,7 +9,7 @@ import pytest
 from solutions import FormulaRunner, question
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel
-from tonnage.mesh import axes
+from tonnage.mesh import make_mesh
 from tonnage.planner import trial_run, trial_runner
 from tonnage.planner.probe import Moment, Probe, extrapolate
 from tonnage.planner.solution import Candidate
@@ -229,7 +229,7 @@ def test_pipeline_rank_that_is_run_first_needs_most(worker, options, fullest):
     cluster = parse_cluster("8x8xh100-80gb")
     asked = {"seq_len": 8192, "global_batch_tokens": 2**22, "loss": "chunked", "optimizer": "adamw-fused"}
     job, plan = request("llama-3.1-70b", offline=True, **asked, **options)
-    one = Candidate(job=job.on_ranks(axes(plan, cluster.gpus, cluster.gpus_per_node).data_parallel), plan=plan)
+    one = Candidate(job=job.on_ranks(make_mesh(plan, cluster.gpus, cluster.gpus_per_node).data_parallel), plan=plan)
     ranks = trial_run.list_ranks(one, cluster)
     assert trial_run.guess_fullest_rank(one, cluster) == fullest
     few = replace(one, job=with_layers(one.job, plan.pp))

@@ -1,4 +1,4 @@
-"""One rank of a distributed job without its launcher."""
+"""Tests of launchers: one rank of a distributed job runs without its launcher."""
 
 import pytest
 
@@ -19,8 +19,8 @@ from tonnage.script import launchers
         (["./train.sh", "-S"], None),
     ],
 )
-def test_flags_with_which_python_hears_nothing(command: list[str], flag: str | None) -> None:
-    assert launchers.flag_that_shuts_out(command) == flag
+def test_flags_that_shut_out_the_ghost_are_named(command: list[str], flag: str | None) -> None:
+    assert launchers.find_isolating_flag(command) == flag
 
 
 ACCELERATE = ["--num_processes", "8", "--use_fsdp", "train.py", "--lr", "1"]
@@ -44,9 +44,9 @@ def test_the_script_of_a_command(command: list[str], script: list[str]) -> None:
     assert launchers.without_launcher(command) == script
     name = script[1] if script[0] == "-m" else script[0]
     assert launchers.program(command) == name
-    said = launchers.alone(command, "python3", 9, parse_cluster("2x8xt4"), {})
-    assert said[0] == ["python3", *script]
-    assert {name: said[1][name] for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE")} == {
+    alone, variables = launchers.make_rank_command(command, "python3", 9, parse_cluster("2x8xt4"), {})
+    assert alone == ["python3", *script]
+    assert {name: variables[name] for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE")} == {
         "RANK": "9",
         "LOCAL_RANK": "1",
         "GROUP_RANK": "1",
@@ -64,34 +64,34 @@ def test_the_script_of_a_command(command: list[str], script: list[str]) -> None:
         ("python train.py deepspeed", "train.py deepspeed"),
     ],
 )
-def test_launchers_say_the_local_rank_as_an_argument(command: str, started: str) -> None:
-    said, _ = launchers.alone(command.split(), "python3", 9, parse_cluster("2x8xt4"), {})
-    assert said == ["python3", *started.split()]
+def test_launchers_pass_the_local_rank_as_an_argument(command: str, started: str) -> None:
+    alone, _ = launchers.make_rank_command(command.split(), "python3", 9, parse_cluster("2x8xt4"), {})
+    assert alone == ["python3", *started.split()]
 
 
 @pytest.mark.parametrize(
     "launcher",
     [["accelerate", "launch"], ["/bin/accelerate-launch"], ["python", "-m", "accelerate.commands.launch"]],
 )
-def test_accelerate_is_asked_for_its_settings(launcher: list[str]) -> None:
-    assert launchers._of_accelerate([*launcher, *ACCELERATE]) == ACCELERATE
-    assert launchers._of_accelerate(["python", "train.py", *launcher]) is None
+def test_arguments_of_accelerate_launch_are_found(launcher: list[str]) -> None:
+    assert launchers._find_accelerate_arguments([*launcher, *ACCELERATE]) == ACCELERATE
+    assert launchers._find_accelerate_arguments(["python", "train.py", *launcher]) is None
 
 
-def test_what_accelerate_says_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Said:
+def test_command_and_variables_of_accelerate_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Printed:
         stdout = 'noise\n{"command": ["train.py"], "variables": {"ACCELERATE_USE_FSDP": "true", "RANK": "0"}}\n'
         stderr = ""
 
-    monkeypatch.setattr(launchers.subprocess, "run", lambda *args, **kwargs: Said)
-    command, variables = launchers.alone(
+    monkeypatch.setattr(launchers.subprocess, "run", lambda *args, **kwargs: Printed)
+    command, variables = launchers.make_rank_command(
         ["accelerate", "launch", "train.py"], "python3", 1, parse_cluster("2xt4"), {}
     )
     assert command == ["python3", "train.py"]
     assert (variables["ACCELERATE_USE_FSDP"], variables["RANK"]) == ("true", "1")
-    Said.stdout, Said.stderr = "", "ValueError: unknown option --fsdpp\n"
+    Printed.stdout, Printed.stderr = "", "ValueError: unknown option --fsdpp\n"
     with pytest.raises(UsageError, match="unknown option --fsdpp"):
-        launchers.alone(["accelerate", "launch", "train.py"], "python3", 1, parse_cluster("2xt4"), {})
+        launchers.make_rank_command(["accelerate", "launch", "train.py"], "python3", 1, parse_cluster("2xt4"), {})
 
 
 @pytest.mark.parametrize(
@@ -112,11 +112,11 @@ def test_what_accelerate_says_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> N
         ),
     ],
 )
-def test_accelerates_launcher_is_told_something_in_its_own_flag(command: str, after: str) -> None:
+def test_a_flag_of_accelerate_launch_is_set(command: str, after: str) -> None:
     assert launchers.is_accelerated(command.split())
-    assert launchers.told(command.split(), "--mixed_precision", "bf16") == after.split()
+    assert launchers.set_accelerate_flag(command.split(), "--mixed_precision", "bf16") == after.split()
 
 
 @pytest.mark.parametrize("command", ["python accelerate.py", "torchrun x.py", "python x.py accelerate launch"])
-def test_other_commands_are_not_accelerates(command: str) -> None:
+def test_other_commands_are_not_accelerate_launch(command: str) -> None:
     assert not launchers.is_accelerated(command.split())

@@ -1,4 +1,4 @@
-"""What is advised: settings in the script's own words, tried, read back."""
+"""Tests of the advice for a script: settings by the script's own names, tried, and read back."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,9 +15,9 @@ from tonnage.planner.space import with_free_choices
 from tonnage.report.script import render
 from tonnage.script import advice
 from tonnage.script.advice import Asked, advise
-from tonnage.script.changes import expandable
+from tonnage.script.changes import make_expandable_setting
 from tonnage.script.facts import understood
-from tonnage.units import GIB, gib
+from tonnage.units import GIB, format_gib
 
 COMMAND = ["python", "train.py", "--per_device_train_batch_size", "4"]
 OPTIONS = {
@@ -27,7 +27,7 @@ OPTIONS = {
 
 
 class Scripts:
-    """Stands where scripts are run: answers with notes, the second time with the settings that were given."""
+    """A fake of dry-runs: it answers with facts, from the second run on with the settings that were given."""
 
     def __init__(self, first: Any, *peaks: int) -> None:
         self.first, self.peaks = first, list(peaks)
@@ -51,7 +51,7 @@ class Scripts:
 
 
 class TrialRunner(FormulaRunner):
-    """The formula, behind the face of a context manager."""
+    """The runner by formula, as a context manager."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
@@ -92,62 +92,64 @@ def test_a_script_that_does_not_fit_gets_flags_and_is_run_again(run):
     document = found.to_json()
     assert document["status"] == "found"
     assert document["script"]["after_command"] == command
-    without_words = {one.technique: one for one in found.unexpressed}
-    assert "accum-sync" not in without_words
-    assert without_words["loss=chunked"].costs_seconds is not None
+    unexpressed = {change.technique: change for change in found.unexpressed}
+    assert "accum-sync" not in unexpressed
+    assert unexpressed["loss=chunked"].costs_seconds is not None
 
 
-def test_what_is_named_is_kept_though_it_is_the_default(run):
+def test_an_option_given_with_its_default_value_is_kept(run):
     _, scripts = run(facts(options=OPTIONS), 90 * GIB, 30 * GIB, said={"checkpointing": "none", "optimizer": "adamw"})
     command, _ = scripts.asked[1]
     assert "--optim" not in command
     assert "--gradient_checkpointing" not in command
 
 
-def test_weights_on_the_host_are_not_for_a_script_without_a_launcher():
+def test_param_offload_needs_a_launcher():
     for command, possible in ((COMMAND, False), (["torchrun", "--nproc-per-node", "1", *COMMAND[1:]], True)):
         asked = Asked(command=command, cluster=parse_cluster("a100-80gb"), said={})
         known = facts(options=OPTIONS)
-        question = advice._question(asked, understood(known), known)
+        question = advice._make_question(asked, understood(known), known)
         assert question.is_open("param_offload") == possible
 
 
-def test_attention_is_kept_which_is_chosen_where_the_script_makes_its_network():
+def test_attention_is_kept_because_the_script_chooses_it():
     known = facts(options=OPTIONS)
     for without in ((), ("attention",)):
         asked = Asked(command=COMMAND, cluster=parse_cluster("t4"), said={}, without=without)
-        question = advice._question(asked, understood(known), known)
+        question = advice._make_question(asked, understood(known), known)
         assert not question.is_open("attention")
         assert with_free_choices(question).attention == "auto"
     best = Candidate(job=question.job, plan=replace(question.plan, precision="fp16-mixed"))
-    assert ("attention", "efficient") in {(name, value) for _, name, value in advice._further(best, question.cluster)}
-    assert advice._has_no_words("attention", "efficient", best.job, best.plan, known, question.cluster)
+    assert ("attention", "efficient") in {
+        (name, value) for _, name, value in advice._list_stronger(best, question.cluster)
+    }
+    assert advice._has_no_setting("attention", "efficient", best.job, best.plan, known, question.cluster)
 
 
-def test_settings_without_a_flag_are_put_where_the_arguments_are_made(run):
+def test_settings_without_a_flag_are_put_into_the_arguments(run):
     found, scripts = run(facts(), 90 * GIB, 30 * GIB, command=["python", "train.py"])
     assert scripts.asked[1][0] == ["python", "train.py"]
     assert '"optim": "adamw_torch_fused"' in scripts.asked[1][1]["TONNAGE_SETTINGS"]
     assert any(
         "optim was given as adamw_torch_fused" in words for words in found.after.not_taken
-    )  # this one ignores it
+    )  # this script ignores it
     assert "TrainingArguments(optim='adamw_torch_fused')" in render(found)
 
 
-def test_a_plan_that_the_script_does_not_carry_is_followed_by_a_smaller_one(run):
+def test_a_plan_that_does_not_fit_in_the_script_is_followed_by_a_smaller_one(run):
     found, scripts = run(facts(options=OPTIONS), 90 * GIB, 80 * GIB, 30 * GIB)
     assert found.status == "found"
     assert len(scripts.asked) == 3
-    assert [refused.why for refused in found.failed] == ["does not fit: 80.00 GiB in the script itself"]
+    assert [refused.why for refused in found.failed] == ["does not fit: the script itself needs 80.00 GiB"]
 
 
-def test_nothing_is_advised_that_was_not_carried(run):
+def test_no_plan_is_advised_that_did_not_fit_in_the_script(run):
     found, _ = run(facts(options=OPTIONS), 90 * GIB, *[80 * GIB] * 3)
     assert (found.status, found.after) == ("too_large", None)
-    assert len(found.failed) == 2  # after that, by what the script needed more than its plan, nothing is left
+    assert len(found.failed) == 2  # no plan is left with the headroom that the script needs in addition
 
 
-def test_where_nothing_fits_it_is_said_what_comes_nearest(monkeypatch):
+def test_if_nothing_fits_the_nearest_plan_is_shown(monkeypatch):
     scripts = Scripts(facts(options=OPTIONS), 90 * GIB)
     monkeypatch.setattr(advice, "_run", scripts)
     monkeypatch.setattr(advice, "TrialRunner", TrialRunner)
@@ -156,7 +158,7 @@ def test_where_nothing_fits_it_is_said_what_comes_nearest(monkeypatch):
     near = found.solution.nearest
     said = " ".join(render(found).split())
     assert "DOES NOT FIT by none of its settings: with " in said
-    assert f"it needs {gib(near.needed_bytes)}, which is {gib(near.missing_bytes)} too much" in said
+    assert f"it needs {format_gib(near.needed_bytes)}, which is {format_gib(near.missing_bytes)} too much" in said
 
 
 def test_a_script_that_fails_with_the_changes(run, monkeypatch):
@@ -173,7 +175,7 @@ def test_a_script_that_fails_with_the_changes(run, monkeypatch):
     assert (found.status, found.failed[0].why) == ("too_large", "unrecognized arguments: --optim")
 
 
-def test_a_loop_of_its_own_gets_what_needs_no_flags(run):
+def test_a_loop_of_its_own_gets_the_allocator_setting(run):
     found, scripts = run(facts(trainer=None, accelerator=None), 90 * GIB, 70 * GIB)
     assert found.status == "unknown"
     assert scripts.asked[1] == (COMMAND, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
@@ -185,7 +187,7 @@ def test_a_loop_of_its_own_gets_what_needs_no_flags(run):
 CLASSIFIER = {"class": "LlamaForSequenceClassification"}
 
 
-def test_a_trainer_that_cannot_be_planned_is_tried_until_it_fits(run):
+def test_a_trainer_without_a_plan_is_tried_until_it_fits(run):
     found, scripts = run(facts(options=OPTIONS, network=CLASSIFIER), 90 * GIB, 90 * GIB, 80 * GIB, 60 * GIB)
     assert (found.status, found.by_trial) == ("found", True)
     words = [dict(zip(command[2::2], command[3::2], strict=True)) for command, _ in scripts.asked[1:]]
@@ -197,13 +199,13 @@ def test_a_trainer_that_cannot_be_planned_is_tried_until_it_fits(run):
     assert found.to_json()["script"]["by_trial"]
 
 
-def test_one_that_fits_gets_what_costs_nothing(run):
+def test_a_script_that_fits_gets_the_changes_that_cost_nothing(run):
     found, scripts = run(facts(network=CLASSIFIER, options=OPTIONS), 60 * GIB, 50 * GIB)
     assert (found.status, len(scripts.asked)) == ("found", 2)
     assert [change.technique for change in found.changes] == ["allocator", "optimizer"]
 
 
-def test_one_that_never_fits(run):
+def test_a_script_that_never_fits(run):
     found, scripts = run(facts(network=CLASSIFIER, options=OPTIONS), *[90 * GIB] * 5)
     assert (found.status, len(scripts.asked)) == ("too_large", 5)
     assert "DOES NOT FIT  whatever was tried" in render(found)
@@ -219,7 +221,7 @@ def test_the_report_shows_both_runs(run):
     assert "env PYTORCH_ALLOC_CONF=expandable_segments:True python train.py" in " ".join(text.split())
 
 
-def test_why_nothing_is_said_of_seconds_stands_below_the_changes(run):
+def test_the_reason_for_missing_seconds_stands_below_the_changes(run):
     found, _ = run(facts(options=OPTIONS), 90 * GIB, 30 * GIB)
     why = "How fast Tesla T4 is with bf16 is not known, so neither is the step's time."
     unpriced = replace(found, solution=replace(found.solution, unpriced=why))
@@ -227,13 +229,13 @@ def test_why_nothing_is_said_of_seconds_stands_below_the_changes(run):
     assert why not in " ".join(render(found).split())
 
 
-def test_the_allocator_of_an_older_torch_is_told_by_the_name_that_it_reads() -> None:
+def test_the_allocator_variable_of_an_older_torch_has_its_older_name() -> None:
     older = replace(facts(), torch_version="2.9.1+cu128")
-    assert expandable(older).name == "PYTORCH_CUDA_ALLOC_CONF"
-    assert expandable(replace(older, torch_version="2.10.0")).name == "PYTORCH_ALLOC_CONF"
+    assert make_expandable_setting(older).name == "PYTORCH_CUDA_ALLOC_CONF"
+    assert make_expandable_setting(replace(older, torch_version="2.10.0")).name == "PYTORCH_ALLOC_CONF"
 
 
-def test_a_loop_that_leaves_its_precision_to_the_launcher_gets_it_there(run):
+def test_a_loop_that_leaves_its_precision_to_the_launcher_gets_a_launcher_flag(run):
     made = {"class": "torch.optim.adamw.AdamW", "fused": False, "foreach": None}
     command = ["accelerate", "launch", "--num_processes", "1", "train.py", "data"]
     there = [*command[:4], "--mixed_precision", "bf16", *command[4:]]

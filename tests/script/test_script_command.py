@@ -1,29 +1,29 @@
-"""Command lines with other values, by the options that the script's own parser told."""
+"""Tests of command lines with other values, by the options of the script's own parser."""
 
 import pytest
 
-from tonnage.script.command import can_say, flag, with_value
+from tonnage.script.command import can_set, find_flag, set_value
 
 
-def stored(dest, nargs=None):
+def store(dest, nargs=None):
     return {"dest": dest, "action": "store", "nargs": nargs}
 
 
 OPTIONS = {
-    "--batch": stored("batch"),
-    "-b": stored("batch"),
-    "--bf16": stored("bf16", "?"),
-    "--packing": stored("packing", "?"),
+    "--batch": store("batch"),
+    "-b": store("batch"),
+    "--bf16": store("bf16", "?"),
+    "--packing": store("packing", "?"),
     "--no_packing": {"dest": "packing", "action": "storefalse", "nargs": 0},
     "--fast": {"dest": "fast", "action": "storetrue", "nargs": 0},
-    "--kwargs": stored("kwargs"),
-    "--learning_rate": stored("learning_rate"),
-    "--learning-rate": stored("learning_rate"),
+    "--kwargs": store("kwargs"),
+    "--learning_rate": store("learning_rate"),
+    "--learning-rate": store("learning_rate"),
 }
 
 
 def changed(command, name, value):
-    return " ".join(with_value(command.split(), name, value, OPTIONS))
+    return " ".join(set_value(command.split(), name, value, OPTIONS))
 
 
 @pytest.mark.parametrize(
@@ -42,15 +42,15 @@ def changed(command, name, value):
         ("python x.py", "kwargs", {"a": 1}, 'python x.py --kwargs {"a": 1}'),
     ],
 )
-def test_a_value_is_changed_where_it_stands(command, name, value, after):
-    assert can_say(name, value, OPTIONS, command.split())
+def test_a_value_is_changed_in_its_place(command, name, value, after):
+    assert can_set(name, value, OPTIONS, command.split())
     assert changed(command, name, value) == after
 
 
 @pytest.mark.parametrize(("name", "value"), [("unknown", 1), ("fast", False), ("batch", None)])
-def test_what_no_flag_can_say(name, value):
-    assert not can_say(name, value, OPTIONS, ["python", "x.py"])
+def test_values_that_no_flag_can_set(name, value):
+    assert not can_set(name, value, OPTIONS, ["python", "x.py"])
 
 
-def test_the_flag_that_switches_off_is_not_the_name():
-    assert flag("packing", OPTIONS) == "--packing"
+def test_the_flag_that_switches_off_is_not_found_first():
+    assert find_flag("packing", OPTIONS) == "--packing"

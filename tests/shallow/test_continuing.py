@@ -1,4 +1,4 @@
-"""Networks of a few layers, continued: the requests of a deep one, and what a ghost makes of them."""
+"""Networks of a few layers, extended: the requests of a deep one, and a ghost's trace of them."""
 
 from array import array
 from dataclasses import replace
@@ -29,7 +29,7 @@ SMALL, DEEP = 3, 11
 
 
 class Program:
-    """A made-up step: each layer keeps blocks until backward comes back to it, and the optimizer goes over all."""
+    """A made-up step: each layer keeps blocks until its backward, and the optimizer goes over all layers."""
 
     def __init__(self, layers, kept, passing, states, odd=0):
         self.marks, self.claims = [Mark(0, "load", "")], []
@@ -103,7 +103,7 @@ def requests_of(depths, steps, *program, **options):
 
 
 def asked(requests):
-    """Sizes handed out and blocks taken back; those that follow one another are taken back in any order."""
+    """Return allocated sizes and freed blocks; frees that follow one another may be in any order."""
     found = []
     for kind, first, _ in zip(*(requests.columns[place::3] for place in range(3)), strict=True):
         if kind == FREE and found and isinstance(found[-1], set):
@@ -147,7 +147,7 @@ def triples(requests):
 
 
 class Adapted(Program):
-    """Two blocks of each layer's weights, then two of its adapter, of which one is as large; known in turn."""
+    """Two blocks of each layer's weights, then two of its adapter, one of them as large; claimed in turn."""
 
     def __init__(self, layers):
         self.marks, self.claims = [Mark(0, "load", "")], []
@@ -170,7 +170,7 @@ def test_blocks_of_equal_size_are_told_apart_by_those_before_them():
 
 
 class Emptied(Program):
-    """Gives back the segments of what it loaded, one by one, before its layers."""
+    """Frees the segments of what it loaded, one by one, before its layers."""
 
     def mark(self, phase, module, step=0):
         if phase == "forward" and len(self.marks) == 1:
@@ -201,7 +201,7 @@ def test_layers_that_are_not_alike_are_refused():
 
 
 class Norms(Program):
-    """Layers with two small weights each beside a large one, three more small ones behind them, all of them known."""
+    """Layers with two small weights each beside a large one, and three more small ones after them, all claimed."""
 
     def __init__(self, layers):
         self.marks, self.claims = [Mark(0, "load", "")], []
@@ -215,7 +215,7 @@ class Norms(Program):
 
 
 def test_of_small_weights_that_follow_one_another_those_of_the_layers_are_found():
-    """The last three follow each other as if they were layers, were it only said how far apart they are."""
+    """By their distance alone the last three would look like layers."""
     continued, whole = (
         continuing.requests_of([Norms(depth).trace for depth in depths], depths, DEEP)
         for depths in ((SMALL, SMALL + 1, SMALL + 2), (DEEP, DEEP + 1, DEEP + 2))
@@ -235,7 +235,7 @@ def test_a_block_of_another_kind_is_not_the_one_that_is_meant():
 
 
 def test_of_the_host_grows_what_is_not_touched():
-    """100 are resident at every depth, give or take a few; what is pinned and zero grows."""
+    """About 100 are resident at every depth; pinned and untouched memory grows."""
     runs = [
         replace(
             Program(layers, (10,), (20,), (10,)).trace,
@@ -314,14 +314,14 @@ def test_the_decoder_of_an_image_text_model_continued_is_the_whole_one(worker, f
 @pytest.mark.ghost
 @pytest.mark.parametrize("allocator", ["default", "expandable"])
 def test_quantized_layers_continued_are_the_whole_ones(worker, allocator):
-    """Their loader takes one block for all weights first, lets it go, and empties the cache."""
+    """The loader takes one block for all weights first, frees it, and empties the cache."""
     pytest.importorskip("bitsandbytes")
     job = with_layers(tiny_job("llama", seq_len=256, method="qlora", lora_rank=4), LAYERS)
     compare(worker, job, Plan(checkpointing="full", allocator=allocator), parse_cluster("a100-40gb"))
 
 
 def on_a_t4(worker, *columns):
-    """The Trace of requests made on a T4."""
+    """Return the Trace of requests on a T4."""
     requests = Requests(
         marks=(Mark(0, "load", ""),),
         columns=array("q", [number for each in columns for number in each]),
@@ -346,7 +346,7 @@ def test_a_cache_that_is_emptied_is_emptied_again(worker):
 
 @pytest.mark.ghost
 def test_a_first_block_larger_than_the_card_does_not_fit(worker):
-    """As loaders of quantized weights take for all of them, before anything else is there."""
+    """Loaders of quantized weights take one for all of them, before anything else."""
     found = on_a_t4(worker, (MARK, 0, 0), (ALLOC, 40_000 * MIB, 0), (FREE, 0, 0))
     assert found.outcome["kind"] == "oom"
     assert {ACTIONS[action] for action in found.event_columns["action"]} <= {"oom", "segment_free"}
@@ -417,7 +417,7 @@ def test_what_does_not_fit_does_not_fit_continued(worker):
 
 @pytest.mark.ghost
 def test_what_nccl_takes_of_a_card_is_taken_continued_too(worker):
-    """Beside a cache that is just as large as the card allows: then it is given back, or does not suffice."""
+    """The cache is as large as the GPU allows: it is freed, or memory does not suffice."""
     job, plan = with_layers(tiny_job("llama", seq_len=256), LAYERS), Plan(shard="zero3", checkpointing="full")
     cluster = parse_cluster("4xa100-40gb")
     need = estimate(Case(job, plan, cluster), worker=worker, rank=0, steps=1, repeated=1, fresh=True).estimate.peak
@@ -451,7 +451,7 @@ def test_why_a_worker_died_is_said_and_not_that_it_is_closed():
 
 
 def test_requests_of_the_same_runs_are_made_once(monkeypatch):
-    """Two are kept; runs that have no key say nothing of others."""
+    """Two are kept; runs without a key never match."""
     monkeypatch.setattr(sources, "_made_requests", {})
     made = []
 

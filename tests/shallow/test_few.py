@@ -1,4 +1,4 @@
-"""Which networks of a few layers stand for one of many."""
+"""Networks of a few layers that may replace one of many."""
 
 from dataclasses import replace
 from math import lcm
@@ -38,7 +38,7 @@ def test_depths_follow_the_pattern_of_layers():
 
 @pytest.mark.parametrize(("checkpointing", "least"), [("full", 4), ("none", 2), ("selective", 2)])
 def test_a_shallow_network_has_as_many_inputs_under_way_as_a_deep_one(checkpointing, least):
-    """Of layers that run again one piece goes to the host each: two may be leaving, and two on their way back."""
+    """Layers that run again send one block each to the host: two may be leaving, and two on their way back."""
     plan = Plan(activation_offload="cpu-streamed", checkpointing=checkpointing)
     assert depths(of_tiny(), plan) == (least, least + 1)
     assert depths(of_tiny(), replace(plan, activation_offload="cpu")) == (2, 3)
@@ -138,7 +138,7 @@ def test_a_decoder_alone_may_say_how_deep_its_encoder_was():
 
 
 def test_names_of_depths_are_those_of_transformers():
-    """What is cut is what transformers builds: nothing beside the layers is left of a network's depth."""
+    """The cut network is what transformers builds: nothing besides the layers keeps the depth."""
     from transformers import CONFIG_MAPPING
 
     checked = 0
@@ -168,7 +168,7 @@ def test_names_of_depths_are_those_of_transformers():
 
 
 def usual_kinds(kind):
-    """The type of a family's default decoder, its layers, and what transformers lists for each of them."""
+    """Return the type of a family's default decoder, its layers, and transformers' lists for them."""
     from transformers import CONFIG_MAPPING
 
     try:
@@ -182,7 +182,7 @@ def usual_kinds(kind):
 
 
 def test_what_configurations_leave_unsaid_is_what_transformers_takes():
-    """Of families whose layers are regular; in the others the first or the last are of another kind."""
+    """Only families with regular layers are checked; in the others the first or the last layers differ."""
     from transformers import CONFIG_MAPPING
 
     checked = 0

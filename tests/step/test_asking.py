@@ -1,4 +1,4 @@
-"""How many tokens an image takes, asked of a network with one layer in each tower."""
+"""The number of tokens of an image, from a network with one layer in each tower."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def network_of(job: Job) -> Any:
 
 
 def tokens_of_all(job: Job) -> int:
-    """As many as come out of one sequence's images."""
+    """Return the rows of one sequence's images."""
     network = network_of(job)
     asked = image_shapes.make_images(job, network).tensors
     return asking.rows_of(job, network, "get_image_features", lambda: asked, images._vision_options(network))
@@ -45,7 +45,7 @@ def test_a_network_that_takes_what_a_certain_layer_gives_is_asked_as_a_whole() -
 
 
 def test_who_watches_the_program_does_not_hear_of_it() -> None:
-    """A tower that was asked had been told as an evaluation before the first step, and repeated with it."""
+    """Otherwise the call would count as an evaluation before the first step, and be repeated with it."""
     job = Job(model=resolve("llava-1.5-7b", offline=True), seq_len=4096)
     heard = []
     modules = torch.nn.modules.module

@@ -1,4 +1,4 @@
-"""Packed documents and drawn lengths: what the network is told, and what it makes of it."""
+"""Packed documents and drawn lengths: the network's inputs, and its results for them."""
 
 from itertools import islice
 from pathlib import Path

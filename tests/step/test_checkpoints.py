@@ -1,4 +1,4 @@
-"""Checkpoints: what saving reads, and that a run which resumes has what a step would have made."""
+"""Checkpoints: saving reads everything, and a resumed run has the states that a step would have made."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -63,7 +63,7 @@ def test_of_states_that_are_divided_by_parameter_a_rank_saves_its_own() -> None:
 
 
 def shapes(made: ReadyStep) -> list[tuple[Any, ...]]:
-    """Of every tensor of the optimizers' states: its own, and its place."""
+    """Return class, shape, dtype and device of every tensor of the optimizers' states."""
     leaves = torch.utils._pytree.tree_leaves([one.state_dict() for one in made.optimizers])
     tensors = [getattr(leaf, "_local_tensor", leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
     return [(type(tensor), tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]

@@ -1,4 +1,6 @@
-"""Sizes that a configuration leaves out are told; what follows from others, or stands elsewhere in it, is not."""
+"""Sizes that a configuration leaves out are reported; those that follow from others, or are elsewhere in it, are
+not.
+"""
 
 import gc
 from typing import Any
@@ -47,7 +49,7 @@ def test_of_parts_too() -> None:
 
 
 def test_a_size_that_follows_from_others_was_said() -> None:
-    """Swin's last stage is as wide as its first says; its heads and layers are lists."""
+    """Swin's last stage follows from its first; its heads and layers are lists."""
     assert told("swin", embed_dim=96, depths=[2, 2, 6, 2], num_heads=[3, 6, 12, 24]) == []
 
 

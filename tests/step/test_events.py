@@ -1,4 +1,4 @@
-"""Evaluation and generation beside the steps: when they come, and what they do to the network."""
+"""Evaluation and generation beside the steps: when they run, and their effect on the network."""
 
 from typing import Any
 
@@ -73,7 +73,9 @@ def test_generation_goes_on_to_its_length_with_a_cache(name: str, loss: str) -> 
 
 @pytest.mark.parametrize(("name", "method"), [("llama", "full"), ("llama", "lora"), ("gemma3", "lora")])
 def test_a_divided_network_generates_within_its_adapters(name: str, method: str) -> None:
-    """What is in no layer (the embedding) is gathered by the outermost module, which PEFT's `generate` passes by."""
+    """Parameters outside all layers (the embedding) are gathered by the outermost module, which PEFT's `generate`
+    bypasses.
+    """
     pytest.importorskip("peft")
     made = ready(tiny_job(name, method=method, generate=4), shard="zero3")
     made.run(1)

@@ -1,4 +1,4 @@
-"""What networks are given to generate from."""
+"""The inputs of generation."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which class is built of a configuration, and what the report says about it."""
+"""The class that is built for a configuration, and the report's notes about it."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from networks import one_thread, tiny  # noqa: F401
+from tonnage.catalog.families import types_with
 from tonnage.errors import CannotEstimate, UnreadableModel
 from tonnage.job import Job
 from tonnage.model import ModelRef
@@ -83,7 +84,7 @@ def test_types_that_transformers_does_not_name_are_refused_before_it_is_imported
         heads.check_type({"model_type": "no-such-type"})
     assert refused.value.exit_code == 3
     for model_type in {
-        *heads._TRAINED_WITHIN,
+        *types_with("trained_part"),
         *(name for found in heads.trainable_types().values() for name in found),
     }:
         heads.check_type({"model_type": model_type})
@@ -121,7 +122,7 @@ def test_remarks_live_as_long_as_their_network() -> None:
 
 
 def test_weights_of_old_constructors_get_memory_where_the_others_do() -> None:
-    """Wav2Vec2 makes one by torch.Tensor(size), which knows no meta device."""
+    """Wav2Vec2 makes one by torch.Tensor(size), which ignores the meta device."""
     network = on_meta(
         model_type="wav2vec2", **TOWER, vocab_size=16, conv_dim=[8], conv_kernel=[10], conv_stride=[5], layerdrop=0.1,
         num_feat_extract_layers=1, num_conv_pos_embedding_groups=4, mask_time_prob=0.05,
@@ -143,7 +144,7 @@ def test_the_text_model_says_whether_the_head_is_tied(text: bool, whole: bool | 
 
 
 def trained(job: Job) -> dict[str, torch.Tensor]:
-    """One forward and backward on the host, of a network with real values; its batch."""
+    """Run one forward and backward on the host with real values; return the batch."""
     torch.manual_seed(0)
     network = models.build(job.model, dtype=torch.float32, attention=None, device=torch.device("cpu"))
     models.initialise(network)
@@ -198,7 +199,7 @@ def test_every_head_gets_what_it_learns_from(config: dict[str, Any], inputs: dic
 
 
 def test_sounds_take_tokens_of_the_text() -> None:
-    """Their number is asked of the network's own code, which computes it from a mask."""
+    """Their number comes from the network's own code, which computes it from a mask."""
     audio = {
         **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4},
         **{"num_mel_bins": 8, "max_source_positions": 20},

@@ -1,4 +1,4 @@
-"""Images, and what is said of them."""
+"""Images, and the captions beside them."""
 
 from dataclasses import replace
 

@@ -230,7 +230,7 @@ def test_more_tokens_than_a_host_holds_are_refused() -> None:
 
 
 class Regression(nn.Module):
-    """A network of one's own that says what it trains on."""
+    """A user's own network, which makes its own batches."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where transformers keeps the code of a network."""
+"""The modules with the code of a network."""
 
 import importlib.util
 

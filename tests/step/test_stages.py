@@ -1,4 +1,4 @@
-"""Where a network is cut into stages, and what each of them holds."""
+"""The cuts of a network into stages, and what each stage holds."""
 
 import pytest
 import torch

@@ -36,7 +36,7 @@ def ready(job: Job, plan: Plan) -> ReadyStep:
 
 
 def gradients(job: Job, plan: Plan) -> dict[str, torch.Tensor]:
-    """After one micro-batch, by parameter name."""
+    """Return the gradients after one micro-batch, by parameter name."""
     made = ready(job, plan)
     made.micro_batch(made.next_batch())
     return {name: p.grad for name, p in made.model.named_parameters() if p.grad is not None}
@@ -56,7 +56,7 @@ def weights_after(job: Job, plan: Plan, count: int) -> dict[str, torch.Tensor]:
 
 
 def by_hand(job: Job, optimizer: Callable[[Any], torch.optim.Optimizer], count: int) -> dict[str, torch.Tensor]:
-    """The same training in plain PyTorch and transformers."""
+    """Return the weights after the same training in plain PyTorch and transformers."""
     torch.manual_seed(0)
     network = models.build(job.model, dtype=torch.float32, attention=None, device=torch.device("cpu"))
     models.initialise(network)
@@ -244,7 +244,7 @@ def test_chunked_loss_never_makes_all_logits(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[Any]:
-    """A mesh of this process alone."""
+    """Provide a mesh of this process alone."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Batches with what is to be learned of them."""
+"""Batches with their targets."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ from tonnage.step.inputs import targets
 
 
 class Detector(nn.Module):
-    """As transformers has them, without weights."""
+    """A detector as transformers has them, without weights."""
 
     def __init__(self, model_type: str) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Detector(nn.Module):
 
 
 class Blind(Detector):
-    """One without a loss."""
+    """A detector without a loss."""
 
     def forward(self, pixel_values: Any) -> None: ...  # type: ignore[override]
 

@@ -1,4 +1,4 @@
-"""A budget of activations: what a layer is measured to be, and networks that keep to it and learn the same."""
+"""A budget of activations: the measurements of a layer, and networks that stay within it and learn the same."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from tonnage.timing.software import CHOOSING
 
 
 def run(budget_text, batches=2, name="llama", offload="none", **job):
-    """The ways chosen for the layers, and the gradients of all micro-batches."""
+    """Return the treatments chosen for the layers, and the gradients of all micro-batches."""
     plan = Plan(precision="fp32", optimizer="sgd", checkpointing=budget_text, activation_offload=offload)
     torch.manual_seed(0)
     made = build(tiny_job(name, **job), plan, device="cpu", initialise=True)
@@ -50,7 +50,7 @@ def test_gradients_are_those_of_plain_training(text, ways):
 
 @pytest.mark.parametrize("name", ["mixtral", "t5", "gpt2"])
 def test_experts_two_stacks_and_random_numbers(name):
-    """Of gpt2 with dropout: masks are drawn again, in the same order, whatever is kept."""
+    """With gpt2's dropout: masks are drawn again, in the same order, whatever is kept."""
     changes = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1} if name == "gpt2" else {}
     job = {"model": tiny(name, **changes)}
     chosen, ours = run("budget=380KiB", name=name, **job)
@@ -153,7 +153,7 @@ def made(budget_text):
 
 
 def with_new_weights(step, when):
-    """Every layer's down projection makes its weight anew when told so, by itself and what it has done so far."""
+    """Make every layer's down projection replace its weight when told so."""
     for layer in models.layers(step.model):
         projection = layer.mlp.down_proj
         projection.calls, plain = 0, projection.forward
@@ -168,7 +168,7 @@ def with_new_weights(step, when):
 
 
 def test_what_a_layer_does_once_is_not_measured():
-    """As bitsandbytes' layers cast their biases when they first run."""
+    """bitsandbytes' layers cast their biases when they first run."""
     step = made("budget=155KiB")
     with_new_weights(step, lambda projection: projection.calls == 1)
     for _ in range(2):

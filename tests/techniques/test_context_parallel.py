@@ -1,4 +1,4 @@
-"""Context parallelism refuses what has no causal mask or more than tokens: it would be cut, or masked, wrongly."""
+"""Context parallelism refuses networks without a causal mask or with more than tokens: they would be cut wrongly."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What PEFT cannot adapt is a wrong option, said in its words and ours."""
+"""Adapters that PEFT refuses are an error of an option."""
 
 from typing import Any
 

@@ -10,10 +10,11 @@ from torch import nn
 from networks import one_thread, tiny_job  # noqa: F401
 from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
+from tonnage.catalog.optimizers import find_optimizer
 from tonnage.plans import Plan
 from tonnage.step.main_weights import MainOptimizer
 from tonnage.step.step import ReadyStep
-from tonnage.techniques import build, low_bit
+from tonnage.techniques import build, optimizers
 from tonnage.trainers import engine_of
 from tonnage.trainers.hf_trainer import run as hf_trainer
 
@@ -34,12 +35,10 @@ def _uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def state_bytes(value: str, dtype: torch.dtype) -> int:
     """Bytes of all distinct state tensors of a matrix and a vector, without counters of steps."""
-    from tonnage.techniques.low_bit import BITSANDBYTES, TORCHAO, _made
-
-    family = next(family for family in (BITSANDBYTES, TORCHAO) if value in family.classes)
-    pytest.importorskip(family.package)
+    row = find_optimizer(value)
+    pytest.importorskip(row.library)
     parameters = [nn.Parameter(torch.ones(64, 128, dtype=dtype)), nn.Parameter(torch.ones(SMALL, dtype=dtype))]
-    optimizer = _made(family, value, parameters)
+    optimizer = optimizers.make(row, parameters)
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
@@ -66,8 +65,10 @@ def plain_bytes(tensor: Any) -> int:
 )
 @pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
 def test_states_of_bitsandbytes(value: str, big: int, maps: int, dtype: torch.dtype) -> None:
-    states = 1 if "lion" in value else 2
-    assert state_bytes(value, dtype) == big + maps + states * 4 * SMALL  # few elements stay fp32 whatever the dtype
+    row = find_optimizer(value)
+    assert row.state_bytes(BIG, dtype.itemsize) == big
+    small = row.moments * 4 * SMALL  # few elements stay fp32 whatever the dtype
+    assert state_bytes(value, dtype) == big + maps + small
 
 
 @pytest.mark.usefixtures("_uncompiled")
@@ -82,7 +83,9 @@ def test_states_of_bitsandbytes(value: str, big: int, maps: int, dtype: torch.dt
 )
 def test_states_of_torchao(value: str, big: int, tables: int, dtype: torch.dtype) -> None:
     """Each compressed state has a table of its own; what is not compressed has the parameter's dtype."""
-    assert state_bytes(value, dtype) == big + tables + 2 * dtype.itemsize * SMALL
+    row = find_optimizer(value)
+    assert row.state_bytes(BIG, dtype.itemsize) == big
+    assert state_bytes(value, dtype) == big + tables + row.moments * dtype.itemsize * SMALL
 
 
 @pytest.mark.parametrize("optimizer", ["adamw-8bit", "lion"])
@@ -143,7 +146,7 @@ def test_gradients_are_clipped_before_the_step(precision: str, monkeypatch: pyte
 @pytest.mark.parametrize("engine", ["tonnage", "accelerate", "hf-trainer", "trl"])
 def test_what_no_package_mends_is_said_first(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An export is for another machine, where the package may be."""
-    for module in (low_bit, hf_trainer):
+    for module in (optimizers, hf_trainer):
         for name in ("find_spec", "installed"):
             monkeypatch.setattr(module, name, lambda package: None, raising=False)
     plan = Plan(engine=engine, optimizer="adamw-8bit", shard="zero3")

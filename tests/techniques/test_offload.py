@@ -22,7 +22,7 @@ Trained = dict[str, torch.Tensor]
 
 
 def trained(name: str = "llama", count: int = 2, **choices: Any) -> Trained:
-    """The weights after some steps."""
+    """Return the weights after some steps."""
     torch.manual_seed(0)
     plan = Plan(**{"precision": "fp32", **choices})
     made = build(tiny_job(name), plan, device="cpu", initialise=True)
@@ -108,7 +108,7 @@ class TestActivations:
             assert kept.stride() == saved.stride()
 
     def test_a_result_that_no_backward_asks_for_is_let_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """exp keeps its own result: in a tower's last layer, of which another is taken, for ever."""
+        """exp saves its own result: in a tower's unused last layer, for ever."""
         monkeypatch.setattr(activation_offload, "SMALL_BYTES", 1 << 20)
         with _StreamedOffload(torch.device("cpu"), _allocate_in_memory):
             result = torch.ones(4, requires_grad=True).exp()
@@ -191,7 +191,7 @@ def test_states_are_saved_with_their_part() -> None:
 
 
 def test_states_of_weights_on_the_host_are_there_already():
-    """What is told to leave out is what was said too much."""
+    """The message names the redundant option."""
     job, cluster = tiny_job("llama"), parse_cluster("8xh100-80gb")
     both = Plan(shard="zero3", optimizer_offload="cpu", param_offload="cpu")
     assert "leave it out" in str(optimizer_offload.accepts(Case(job, both, cluster)))

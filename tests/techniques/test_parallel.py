@@ -1,4 +1,4 @@
-"""Networks divided among two and four real processes (gloo), against one process that has all of it."""
+"""Networks divided among two and four real processes (gloo), against one process with the whole network."""
 
 import multiprocessing
 import re
@@ -22,7 +22,7 @@ from tonnage.case import Case as TrainingCase
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.job import Job
-from tonnage.mesh import axes
+from tonnage.mesh import make_mesh
 from tonnage.plans import Plan
 from tonnage.step import model as models
 from tonnage.step.main_weights import MainOptimizer
@@ -152,14 +152,14 @@ CASES: dict[int, dict[str, Case]] = {
 
 
 def batches(data_ranks: int) -> list[models.Batch]:
-    """Every micro-batch of the run: step by step, and in a step those of one data-parallel rank after another."""
+    """Return every micro-batch of the run: step by step, and within a step one data-parallel rank after another."""
     generator = torch.Generator().manual_seed(3)
     ids = [torch.randint(0, 61, (2, 24), generator=generator) for _ in range(STEPS * data_ranks * MICRO_BATCHES)]
     return [{"input_ids": one, "labels": one} for one in ids]
 
 
 def trained(ready: ReadyStep, mine: list[models.Batch], start: Weights) -> None:
-    """Two steps from the same weights on the batches that are this rank's."""
+    """Return the network after two steps from the same weights on this rank's batches."""
     with torch.no_grad():
         for name, parameter in ready.model.named_parameters():
             _part(_whole(start, name), parameter, ready).copy_to(parameter)
@@ -219,7 +219,7 @@ def alone(case: Case, data_ranks: int) -> tuple[Weights, Weights]:
 
 
 def possible(world: int) -> dict[str, Case]:
-    """Those of a world that the installed transformers can divide."""
+    """Return the cases of a world size that the installed transformers can divide."""
     cases = CASES[world].items()
     return {name: case for name, case in cases if transformers_has_it() or experts_of(case.job(1)) is None}
 
@@ -282,11 +282,11 @@ _RUNS: dict[int, list[dict[str, float]]] = {}
 
 
 def in_processes(world: int) -> list[dict[str, float]]:
-    """The difference of every case, for each rank."""
+    """Return the difference of every case, for each rank."""
     if world not in _RUNS:
         with tempfile.TemporaryDirectory() as folder:
             for name, case in possible(world).items():
-                data = axes(case.parallel, world, _node(case)).data_parallel
+                data = make_mesh(case.parallel, world, _node(case)).data_parallel
                 torch.save(alone(case, data), Path(folder) / name)
             multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
             mp.start_processes(rank_main, (world, folder), nprocs=world, start_method="forkserver")

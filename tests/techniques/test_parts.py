@@ -51,7 +51,7 @@ def test_fsdp_averages_in_the_dtype(precision: str, reduce_dtype: str | None, ex
 
 
 def test_ddp_compresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's hooks want NCCL: here only which one is registered."""
+    """torch's hooks need NCCL: only which one is registered is checked."""
     registered = []
     monkeypatch.setattr(DistributedDataParallel, "register_comm_hook", lambda *_, hook, **__: registered.append(hook))
     for name in (None, "bf16", "fp16"):

@@ -37,7 +37,7 @@ def tokens() -> dict[str, torch.Tensor]:
 
 
 def mlp(made: ReadyStep) -> Any:
-    """The up projection of the first layer, 32 -> 48, without its adapter."""
+    """Return the up projection of the first layer, 32 -> 48, without its adapter."""
     layer: Any = models.layers(made.model)[0]
     return layer.mlp.up_proj.base_layer
 
@@ -109,7 +109,7 @@ class TestQlora:
 
 
 def scripted(quant: str, name: str, folder: Path) -> nn.Module:
-    """The same network from files, as a user's script quantizes and adapts it."""
+    """Return the same network from files, quantized and adapted as in a user's script."""
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -147,7 +147,7 @@ def scripted(quant: str, name: str, folder: Path) -> nn.Module:
     ],
 )
 def test_refusals(job: dict[str, Any], plan: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("qlora", "lora", "fp8", "low_bit"):
+    for name in ("qlora", "lora", "fp8", "optimizers"):
         monkeypatch.setattr(f"tonnage.techniques.{name}.find_spec", lambda package: package)
     found = refusals(Case(tiny_job("gpt2", **job), Plan(**plan), T4))
     assert any(reason in str(refusal) for refusal in found), found
@@ -164,7 +164,7 @@ def test_refusals(job: dict[str, Any], plan: dict[str, Any], reason: str, monkey
     ],
 )
 def test_what_to_install(job: Any, plan: Any, instead: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("qlora", "fp8", "low_bit"):
+    for name in ("qlora", "fp8", "optimizers"):
         monkeypatch.setattr(f"tonnage.techniques.{name}.find_spec", lambda package: None)
     (refusal,) = refusals(Case(tiny_job(**job), Plan(**plan), H100))
     assert refusal.instead == instead

@@ -23,7 +23,7 @@ Weights = dict[str, torch.Tensor]
 
 
 def cases(world: int) -> dict[str, tuple[Plan, str, str]]:
-    """Plan, method and network of every case, by name."""
+    """Return plan, method and network of every case, by name."""
     plain = {
         shard: (Plan(precision="fp32", shard=shard), "full", "llama")
         for shard in ("ddp", "zero1", "zero2", "zero3", "hsdp")
@@ -48,14 +48,14 @@ def cases(world: int) -> dict[str, tuple[Plan, str, str]]:
 
 
 def batches(world: int) -> list[dict[str, torch.Tensor]]:
-    """Every micro-batch of the run: step by step, and in a step those of rank 0, then of rank 1, ..."""
+    """Return every micro-batch of the run: step by step, and within a step those of rank 0, then of rank 1, ..."""
     generator = torch.Generator().manual_seed(3)
     ids = [torch.randint(0, 61, (2, 24), generator=generator) for _ in range(STEPS * world * MICRO_BATCHES)]
     return [{"input_ids": one, "labels": one} for one in ids]
 
 
 def trained(plan: Plan, method: str, network: str, world: int, rank: int, mine: list[Any]) -> Weights:
-    """The weights after training on the batches that are this rank's."""
+    """Return the weights after training on this rank's batches."""
     job = tiny_job(network, method=method, grad_accum=len(mine) // STEPS or 1)
     ready = build(
         job, plan, device="cpu", initialise=True, world_size=world, rank=rank, gpus_per_node=max(1, world // 2)
@@ -74,7 +74,7 @@ def trained(plan: Plan, method: str, network: str, world: int, rank: int, mine: 
 
 
 def same_start(ready: ReadyStep) -> None:
-    """Values that do not depend on how the parameters are divided."""
+    """Fill parameters with values that do not depend on how they are divided."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     generator = torch.Generator().manual_seed(1)
@@ -110,7 +110,7 @@ _RUNS: dict[int, dict[str, Weights]] = {}
 
 
 def in_processes(world: int) -> dict[str, Weights]:
-    """What the last rank has at the end of every case."""
+    """Return what the last rank has at the end of every case."""
     if world not in _RUNS:
         with tempfile.TemporaryDirectory() as folder:
             multiprocessing.set_forkserver_preload(IMPORTED_ONCE)

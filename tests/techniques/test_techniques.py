@@ -1,4 +1,4 @@
-"""Every technique by the tuple: what it takes, refuses and sets, without torch."""
+"""All techniques: the values they implement, their refusals and settings, without torch."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ T4 = Cluster(device=find_device("t4"))
 
 
 def asking_for(technique: Technique, value: str) -> tuple[Job, Plan]:
-    """A job and plan that choose this value and whatever it cannot do without."""
+    """Return a job and a plan that choose this value and everything it needs."""
     value = value.replace("-N", "-3").replace("=SIZE", "=1GiB").replace("=FRACTION", "=0.5")
     if technique.option == "method":
         return tiny_job("gpt2", method=value), Plan()

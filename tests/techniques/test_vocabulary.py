@@ -1,4 +1,4 @@
-"""The loss of a rank's own words, against torch's of all words."""
+"""The loss on a divided vocabulary, against torch's on the whole."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ TOKENS, WORDS = 7, 11
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Any]:
-    """A mesh of this process; several are in test_parallel."""
+    """Provide a mesh of this process; several ranks are in test_parallel."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()

@@ -11,7 +11,7 @@ from tonnage.estimates.step_time import price
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
-from tonnage.timing.blend import blended, padded_lengths
+from tonnage.timing.blend import blend_recomputation, padded_lengths
 from tonnage.trainers.cases import request
 
 
@@ -30,14 +30,14 @@ def run_again(part, again, looked_at):
 
 @pytest.mark.parametrize(("part", "again", "same_as"), [(0.0, 0, 0), (1.0, 32, 1)])
 def test_ends_are_those_of_the_time_model(ends, part, again, same_as):
-    step = blended(*ends, run_again(part, again, 0))
+    step = blend_recomputation(*ends, run_again(part, again, 0))
     assert step.step_seconds == pytest.approx(ends[same_as].step_seconds)
     assert step.recompute_seconds == pytest.approx(ends[same_as].recompute_seconds)
     assert step.mfu == pytest.approx(ends[same_as].mfu)
 
 
 def test_seconds_grow_with_the_part_that_runs_again(ends):
-    parts = [blended(*ends, run_again(part / 4, 32, 32)).step_seconds for part in range(5)]
+    parts = [blend_recomputation(*ends, run_again(part / 4, 32, 32)).step_seconds for part in range(5)]
     assert parts == sorted(parts)
     assert parts[0] >= ends[0].step_seconds
     assert parts[2] < ends[1].step_seconds

@@ -7,14 +7,14 @@ import torch
 
 from networks import tiny_job
 from tonnage.catalog.devices import parse_cluster
-from tonnage.mesh import Axes
+from tonnage.mesh import Mesh
 from tonnage.plans import Plan
 from tonnage.techniques import build
 from tonnage.timing.kinds import read_shape
 from tonnage.timing.memory import (
     SAVED_AGAIN,
+    estimate_bytes,
     kept_bytes,
-    likely_bytes,
     logit_bytes,
     offloaded_bytes,
     state_bytes,
@@ -34,9 +34,9 @@ def test_states_by_hand():
     weights = 16 * SMALL.dense_layer_parameters + SMALL.embedding_parameters
     # bf16 weights 2, fp32 gradients 4, fp32 main weights 4, two states of 4
     assert state_bytes(SMALL, WORK, 16, 1, main_weights=True) == 18 * weights
-    divided = replace(WORK, axes=Axes(dp_replicate=8), shard="zero1")
+    divided = replace(WORK, axes=Mesh(dp_replicate=8), shard="zero1")
     assert state_bytes(SMALL, divided, 16, 1, main_weights=True) == pytest.approx((6 + 12 / 8) * weights)
-    assert state_bytes(SMALL, replace(WORK, axes=Axes(tp=4)), 16, 1, main_weights=True) == 18 * weights / 4
+    assert state_bytes(SMALL, replace(WORK, axes=Mesh(tp=4)), 16, 1, main_weights=True) == 18 * weights / 4
 
 
 def test_a_recomputed_layer_keeps_its_input():
@@ -55,10 +55,10 @@ def test_a_layer_of_experts_keeps_each_tokens_copies():
 
 
 def test_the_first_stage_of_a_pipeline_holds_as_many_micro_batches_as_there_are_stages():
-    piped = replace(WORK, axes=Axes(pp=4), grad_accum=16)
+    piped = replace(WORK, axes=Mesh(pp=4), grad_accum=16)
     assert logit_bytes(SMALL, piped) == 4096 * 131072 * 10
     first = state_bytes(SMALL, piped, 4, 1) + 4 * 4 * kept_bytes(SMALL, piped)
-    assert likely_bytes(SMALL, piped) == first
+    assert estimate_bytes(SMALL, piped) == first
 
 
 def test_everything_that_a_layer_saves_waits_on_the_host():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from timed_steps import EAGER, EIGHT, LLAMA, MANY, MIXTRAL, ONE, PLAIN, llama_job
-from tonnage.mesh import Axes
+from tonnage.mesh import Mesh
 from tonnage.plans import Plan
 from tonnage.timing import rates
 from tonnage.timing.software import software
@@ -15,8 +15,8 @@ from tonnage.timing.work import Work
 
 def test_averaging_of_sharded_gradients_hides_layer_by_layer():
     # 8 GPUs hold all weights, 2 machines the same ones: gradients of 2 GB cross an adapter of each rank
-    within = replace(PLAIN, axes=Axes(dp_replicate=1, dp_shard=8), shard="zero3", micro_batch=2)
-    across = replace(within, axes=Axes(dp_replicate=2, dp_shard=8), shard="hsdp")
+    within = replace(PLAIN, axes=Mesh(dp_replicate=1, dp_shard=8), shard="zero3", micro_batch=2)
+    across = replace(within, axes=Mesh(dp_replicate=2, dp_shard=8), shard="hsdp")
     two = replace(EIGHT, nodes=2)
     one, both = (timing(LLAMA, work, place, EAGER) for work, place in ((within, EIGHT), (across, two)))
     moved = LLAMA.parameters / 8 * 2  # bytes of each rank's gradients, once there and once back through its adapter
@@ -43,7 +43,7 @@ def test_fsdp2_copies_gathered_weights_out_of_their_buffer():
 
 def test_gathering_weights_hides_behind_computation_but_slows_it_down():
     alone = timing(LLAMA, replace(PLAIN, micro_batch=4), ONE, EAGER).communication_seconds
-    sharded = replace(PLAIN, micro_batch=4, axes=Axes(dp_shard=8), shard="zero3")
+    sharded = replace(PLAIN, micro_batch=4, axes=Mesh(dp_shard=8), shard="zero3")
     near = timing(LLAMA, sharded, EIGHT, EAGER)
     assert alone == 0
     gathered = 3 * LLAMA.layers * LLAMA.dense_layer_parameters * 2 * 7 / 8
@@ -58,13 +58,13 @@ def test_whole_gradients_are_handed_over_once_a_step():
     """Eight small micro-batches, behind which nothing hides: 16 gathers and 1 or 8 sums of 16 GB."""
 
     def exchanged(**changes):
-        work = replace(PLAIN, axes=Axes(dp_shard=8), shard="zero3", seq_len=64, grad_accum=8, **changes)
+        work = replace(PLAIN, axes=Mesh(dp_shard=8), shard="zero3", seq_len=64, grad_accum=8, **changes)
         return timing(LLAMA, work, EIGHT, EAGER).communication_seconds
 
     each, once = exchanged(averages_each=True), exchanged()
     assert 0.66 < once / each < 0.76  # 17 of 24, less what the layers hide, more the ends of the network
     assert exchanged(whole_gradient_bytes=4) > once
-    in_pipeline = replace(PLAIN, axes=Axes(dp_shard=8, pp=8), shard="zero2", seq_len=64, grad_accum=8)
+    in_pipeline = replace(PLAIN, axes=Mesh(dp_shard=8, pp=8), shard="zero2", seq_len=64, grad_accum=8)
     again = replace(in_pipeline, grad_accum=80)
     first, tenfold = (timing(LLAMA, work, MANY, EAGER).communication_seconds for work in (in_pipeline, again))
     assert tenfold < 5 * first  # what stages send grows, what they gathered stays
@@ -84,7 +84,7 @@ def test_experts_are_averaged_among_those_that_have_the_same():
     code = replace(code, expert_factor=1e-9, attention_factor=1e-9, kernel_seconds=1e-12, looped_kernel_seconds=1e-12)
 
     def averaging(ep):
-        work = replace(PLAIN, axes=Axes(dp_replicate=64, ep=ep), experts_overlapped=True)
+        work = replace(PLAIN, axes=Mesh(dp_replicate=64, ep=ep), experts_overlapped=True)
         kept = timing(MIXTRAL, replace(work, shard="none"), MANY, code).communication_seconds
         return timing(MIXTRAL, replace(work, shard="ddp"), MANY, code).communication_seconds - kept
 
@@ -96,7 +96,7 @@ def test_experts_are_averaged_among_those_that_have_the_same():
 
 def test_fsdp2_takes_the_host_75_us_for_each_tensor_and_gather():
     """Nine tensors of 32 layers, gathered twice; with adapters 23; quantized ones 0.5 ms more for each matrix."""
-    alone = replace(PLAIN, seq_len=16, shard="zero3", axes=Axes(dp_shard=1), optimizer="adamw-fused")
+    alone = replace(PLAIN, seq_len=16, shard="zero3", axes=Mesh(dp_shard=1), optimizer="adamw-fused")
 
     def more(**changes):
         work = replace(alone, **changes)

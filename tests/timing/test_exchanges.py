@@ -7,20 +7,20 @@ import pytest
 from timed_steps import EAGER, EIGHT, LLAMA, MANY, MIXTRAL, PLAIN
 from tonnage.catalog.devices import find_device
 from tonnage.cluster import Cluster
-from tonnage.mesh import Axes
+from tonnage.mesh import Mesh
 from tonnage.timing.software import software
 from tonnage.timing.timing import timing
 
 
 def test_tensor_parallelism_across_machines_is_slower_than_within():
-    within = replace(PLAIN, axes=Axes(tp=8, dp_replicate=8), shard="ddp", micro_batch=4)
-    across = replace(PLAIN, axes=Axes(tp=16, dp_replicate=4), shard="ddp", micro_batch=8)
+    within = replace(PLAIN, axes=Mesh(tp=8, dp_replicate=8), shard="ddp", micro_batch=4)
+    across = replace(PLAIN, axes=Mesh(tp=16, dp_replicate=4), shard="ddp", micro_batch=8)
     near, far = (timing(LLAMA, work, MANY, EAGER) for work in (within, across))
     assert far.communication_seconds > 1.3 * near.communication_seconds
 
 
 def test_cards_without_their_optional_bridge_exchange_over_the_host():
-    work = replace(PLAIN, dtype="fp16", axes=Axes(dp_replicate=2), shard="ddp")
+    work = replace(PLAIN, dtype="fp16", axes=Mesh(dp_replicate=2), shard="ddp")
     card = find_device("rtx-3090")
     apart = timing(LLAMA, work, Cluster(device=card, gpus_per_node=2), EAGER)
     bridged = timing(LLAMA, work, Cluster(device=replace(card, nvlink_bridged=False), gpus_per_node=2), EAGER)
@@ -32,7 +32,7 @@ def test_cards_without_their_optional_bridge_exchange_over_the_host():
 def test_latencies_between_machines_add_to_the_work_and_not_to_the_waiting_host():
     near = replace(software("megatron"), far_hop_seconds=0.0, kernel_seconds=0.0)
     far = replace(near, far_hop_seconds=1e-4)
-    work = replace(PLAIN, axes=Axes(tp=16, dp_replicate=4), sequence_parallel=True, shard="ddp")
+    work = replace(PLAIN, axes=Mesh(tp=16, dp_replicate=4), sequence_parallel=True, shard="ddp")
     slow, fast = (timing(LLAMA, work, MANY, code).step_seconds for code in (far, near))
     rings = 10 * LLAMA.layers + 2 + 3 + 6  # of the layers, the embedding, the head, the loss
     assert slow - fast == pytest.approx(rings * 15 * 1e-4)
@@ -45,7 +45,7 @@ def test_beside_a_pipeline_the_host_waits_in_a_collective_for_each_of_its_ranks(
     slow, fast = (replace(code, piped_rank_seconds=each, **far_too) for each in (2e-2, 1e-2))
 
     def waits(tp):
-        work = replace(PLAIN, axes=Axes(pp=2, dp_replicate=32 // tp, tp=tp), sequence_parallel=True, shard="none")
+        work = replace(PLAIN, axes=Mesh(pp=2, dp_replicate=32 // tp, tp=tp), sequence_parallel=True, shard="none")
         return timing(LLAMA, work, MANY, slow).step_seconds - timing(LLAMA, work, MANY, fast).step_seconds
 
     ends = 2 + 3 + 6
@@ -55,7 +55,7 @@ def test_beside_a_pipeline_the_host_waits_in_a_collective_for_each_of_its_ranks(
 
 
 def test_a_token_goes_to_another_machine_once_or_once_for_each_of_its_experts_there():
-    work = replace(PLAIN, axes=Axes(dp_replicate=64, ep=64), shard="zero1", experts_once=True)
+    work = replace(PLAIN, axes=Mesh(dp_replicate=64, ep=64), shard="zero1", experts_once=True)
     code = replace(software("megatron"), far_part=1.0, expert_overlap=1.0)
     two, one = (handing(shape, work, code) for shape in (MIXTRAL, replace(MIXTRAL, experts_per_token=1)))
     tokens, n = 4096 * 4096 * 2, 8  # bytes, machines
@@ -74,7 +74,7 @@ def handing(shape, work, code):
 
 
 def test_tensor_parallelism_that_nothing_hides_takes_longer():
-    work = replace(PLAIN, micro_batch=4, axes=Axes(tp=8))
+    work = replace(PLAIN, micro_batch=4, axes=Mesh(tp=8))
     beside, alone = (
         timing(LLAMA, replace(work, tensor_beside=overlapped), EIGHT, software("megatron"))
         for overlapped in (True, False)

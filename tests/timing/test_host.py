@@ -7,7 +7,7 @@ import pytest
 from timed_steps import EAGER, LLAMA, ONE, PLAIN, llama_job
 from tonnage.catalog.devices import find_device
 from tonnage.cluster import Cluster
-from tonnage.mesh import Axes
+from tonnage.mesh import Mesh
 from tonnage.plans import Plan
 from tonnage.timing.host import copy_seconds, update_seconds
 from tonnage.timing.memory import offloaded_bytes
@@ -37,7 +37,7 @@ def test_ranks_of_a_machine_share_its_memory_and_machines_do_not():
     # so a network divided among the ranks of one machine takes as long as on one card
     whole = replace(FUSED, param_offload=True, shard="zero3")
     step = timing(LLAMA, whole, ONE, EAGER).optimizer_seconds
-    divided = timing(LLAMA, replace(whole, axes=Axes(dp_shard=8)), EIGHT, EAGER).optimizer_seconds
+    divided = timing(LLAMA, replace(whole, axes=Mesh(dp_shard=8)), EIGHT, EAGER).optimizer_seconds
     assert divided == pytest.approx(step)
 
 

@@ -8,7 +8,7 @@ from timed_steps import EAGER, EIGHT, LLAMA, ONE, PLAIN
 from tonnage.catalog.devices import find_device
 from tonnage.catalog.models import find_model
 from tonnage.cluster import Cluster
-from tonnage.mesh import Axes
+from tonnage.mesh import Mesh
 from tonnage.timing import rates
 from tonnage.timing.kinds import read_shape
 from tonnage.timing.software import software
@@ -44,13 +44,13 @@ def test_blackwells_cards_for_games_reach_what_ada_does_and_not_what_a_data_cent
 
 def test_the_interval_is_that_of_the_clusters_that_calibrated_the_code():
     megatron = software("megatron")
-    on_its_own = timing(LLAMA, replace(PLAIN, axes=Axes(dp_replicate=8), shard="ddp"), EIGHT, megatron)
+    on_its_own = timing(LLAMA, replace(PLAIN, axes=Mesh(dp_replicate=8), shard="ddp"), EIGHT, megatron)
     assert relative(on_its_own) == pytest.approx((megatron.low_factor, megatron.high_factor))
     places = [(ONE.device.id, 1, 1), ("a100-80gb", 1, 1), ("h200", 8, 1), ("h200", 8, 2)]
     highs = []
     for card, gpus, nodes in places:
         cluster = Cluster(device=find_device(card), gpus_per_node=gpus, nodes=nodes)
-        work = replace(PLAIN, axes=Axes(dp_replicate=cluster.gpus), shard="ddp" if cluster.gpus > 1 else "none")
+        work = replace(PLAIN, axes=Mesh(dp_replicate=cluster.gpus), shard="ddp" if cluster.gpus > 1 else "none")
         highs.append(relative(timing(LLAMA, work, cluster, EAGER))[1])
     assert highs == pytest.approx([EAGER.high_factor, 1.2, 1.3, 1.25])
 

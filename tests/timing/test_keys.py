@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timed_steps import EIGHT, LLAMA, MANY, MIXTRAL, ONE, PLAIN
-from tonnage.mesh import Axes
+from tonnage.mesh import Mesh
 from tonnage.timing import keys, rates
 from tonnage.timing.keys import cached_by, layer_key, weight_key
 from tonnage.timing.micro_batch import network_seconds
@@ -17,7 +17,7 @@ WORKS = st.builds(
     replace,
     st.just(PLAIN),
     axes=st.builds(
-        Axes,
+        Mesh,
         **{name: st.sampled_from([1, 2, 4]) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")},
         ep=st.sampled_from([1, 8]),
     ),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from timed_steps import EAGER, EIGHT, LLAMA, MIXTRAL, ONE, PLAIN, llama_job
-from tonnage.mesh import Axes
+from tonnage.mesh import Mesh
 from tonnage.plans import Plan
 from tonnage.timing import rates
 from tonnage.timing.software import software
@@ -47,7 +47,7 @@ def test_the_host_does_not_launch_what_a_graph_replays():
     slow, slower = (replace(each, kernel_seconds=seconds) for seconds in (1e-2, 1.1e-2))
 
     def launches(captured):
-        work = replace(PLAIN, axes=Axes(dp_replicate=8, ep=8), dtype="fp8", shard="none", captured=captured)
+        work = replace(PLAIN, axes=Mesh(dp_replicate=8, ep=8), dtype="fp8", shard="none", captured=captured)
         times = [timing(MIXTRAL, work, EIGHT, code).step_seconds for code in (slower, slow)]
         return (times[0] - times[1]) / 1e-3
 
@@ -58,7 +58,7 @@ def test_the_host_does_not_launch_what_a_graph_replays():
 
 def test_kernels_that_a_loop_over_experts_launches_have_seconds_of_their_own():
     slow = replace(software("megatron"), kernel_seconds=1e-3, looped_kernel_seconds=0.0)
-    work = replace(PLAIN, axes=Axes(dp_replicate=8, ep=8))
+    work = replace(PLAIN, axes=Mesh(dp_replicate=8, ep=8))
     steps = [timing(MIXTRAL, work, EIGHT, replace(slow, looped_kernel_seconds=looped)) for looped in (0.0, 1e-4)]
     launched = 32 * 2 * (2 + 1) * 1  # layers, products, forward and two backward, one expert on a rank
     assert steps[0].step_seconds - steps[1].step_seconds == pytest.approx(launched * 9e-4)
@@ -66,7 +66,7 @@ def test_kernels_that_a_loop_over_experts_launches_have_seconds_of_their_own():
 
 def test_experts_with_equally_many_rows_are_plain_products():
     slow = replace(software("megatron"), expert_factor=3.0)
-    work = replace(PLAIN, micro_batch=8, axes=Axes(dp_replicate=8, ep=8))
+    work = replace(PLAIN, micro_batch=8, axes=Mesh(dp_replicate=8, ep=8))
     uneven, even = (timing(MIXTRAL, replace(work, experts_even=even), EIGHT, slow) for even in (False, True))
     assert uneven.compute_seconds > 2 * even.compute_seconds
 
@@ -75,7 +75,7 @@ def test_experts_with_equally_many_rows_are_plain_products():
 def test_gradients_that_are_added_are_those_of_all_experts_of_a_rank(ep):
     """8 experts of 3 x 4,096 x 14,336 weights a layer, beside attention, norms and the router."""
     steps = [
-        timing(MIXTRAL, replace(PLAIN, axes=Axes(dp_replicate=8, ep=ep), accumulated_bytes=each), EIGHT, EAGER)
+        timing(MIXTRAL, replace(PLAIN, axes=Mesh(dp_replicate=8, ep=ep), accumulated_bytes=each), EIGHT, EAGER)
         for each in (0, 10)
     ]
     rate = 3350e9 * rates.card(EIGHT.device).memory
@@ -93,7 +93,7 @@ def test_a_second_predicted_token_takes_the_head_once_more():
 
 def test_experts_in_one_kernel_have_a_factor_of_their_own():
     code = replace(software("megatron"), kernel_seconds=0.0, expert_factor=2.0, fused_expert_factor=1.0)
-    work = replace(PLAIN, axes=Axes(dp_replicate=8, ep=8), shard="none")
+    work = replace(PLAIN, axes=Mesh(dp_replicate=8, ep=8), shard="none")
     apart, together = (
         timing(MIXTRAL, replace(work, experts_fused=fused), EIGHT, code).compute_seconds for fused in (False, True)
     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from timed_steps import EAGER, EIGHT, LLAMA, ONE, PLAIN, llama_job
-from tonnage.mesh import Axes
+from tonnage.mesh import Mesh
 from tonnage.plans import Plan
 from tonnage.techniques import choices
 from tonnage.timing import rates
@@ -82,7 +82,7 @@ def test_states_of_16_bits_take_six_tenths_of_those_of_32():
 
 def test_the_host_hides_the_optimizers_launches_behind_the_card():
     """DTensors take it 200 us each: 0.058 s of 288, for which the card is busy anyway with 8,192 tokens."""
-    sharded = replace(PLAIN, axes=Axes(dp_shard=8), shard="zero3", unpacked=True)
+    sharded = replace(PLAIN, axes=Mesh(dp_shard=8), shard="zero3", unpacked=True)
     short, long = (timing(LLAMA, replace(sharded, seq_len=s), EIGHT, EAGER).optimizer_seconds for s in (16, 8192))
     assert short == pytest.approx(32 * 9 * 200e-6, rel=0.05)
     assert long < 0.5 * short

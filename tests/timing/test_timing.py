@@ -11,14 +11,14 @@ from tonnage.catalog.devices import find_device, generic_device
 from tonnage.catalog.models import find_model
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate
-from tonnage.mesh import Axes
+from tonnage.mesh import Mesh
 from tonnage.timing.kinds import read_shape
 from tonnage.timing.software import software, software_of, softwares
 from tonnage.timing.timing import model_flops, timing
 
 
 def test_the_parts_sum_to_the_step():
-    work = replace(PLAIN, axes=Axes(pp=4, dp_shard=2, tp=8), grad_accum=16, shard="zero3", checkpointing="full")
+    work = replace(PLAIN, axes=Mesh(pp=4, dp_shard=2, tp=8), grad_accum=16, shard="zero3", checkpointing="full")
     step = timing(LLAMA, work, MANY, EAGER)
     parts = (
         *(step.compute_seconds, step.recompute_seconds, step.communication_seconds, step.bubble_seconds),
@@ -53,7 +53,7 @@ def test_longer_sequences_and_larger_batches_take_longer(seq_len, micro_batch, c
 def test_more_ranks_do_more_in_a_step_but_no_rank_is_faster_for_it(ranks, shard):
     def per_gpu(count):
         cluster = replace(EIGHT, gpus_per_node=count)
-        layout = Axes(dp_shard=count) if shard == "zero3" else Axes(dp_replicate=count)
+        layout = Mesh(dp_shard=count) if shard == "zero3" else Mesh(dp_replicate=count)
         return timing(LLAMA, replace(PLAIN, axes=layout, shard=shard, optimizer="adamw-fused"), cluster, EAGER)
 
     assert per_gpu(2 * ranks if ranks < 8 else 8).step_seconds * 2 * ranks > per_gpu(ranks).step_seconds * ranks

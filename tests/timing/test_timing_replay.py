@@ -13,9 +13,9 @@ from tonnage.timing import rates
 from tonnage.timing.collectives import Group
 from tonnage.timing.data_parallel import GATHERED_TENSOR_SECONDS
 from tonnage.timing.fabrics import data_fabric
-from tonnage.timing.replay import Pace, priced
+from tonnage.timing.replay import Pace, replay_step
 from tonnage.timing.software import software_of
-from tonnage.trace.operations import Operation, Worked
+from tonnage.trace.operations import Operation, StepOperations
 
 H200 = find_device("h200")
 ONE = Cluster(device=H200)
@@ -42,7 +42,7 @@ def record(kind, stream=0, *, name=0, ranks=0, moved=0, address=0, mark=0, flags
 def step(records, operations=(), places=(), phases=None, passed_on=None):
     """Return records with operations at places (number, first record, the one behind)."""
     numbers = array("q", [number for place in places for number in place])
-    return Worked(
+    return StepOperations(
         operations=tuple(operations),
         numbers=numbers,
         phases=phases or {0: "forward"},
@@ -65,7 +65,7 @@ def passing_seconds(moved, kernels=1):
 
 
 def seconds(worked, cluster=ONE, pace=PACE):
-    return priced(worked, cluster, CODE, pace).step_seconds
+    return replay_step(worked, cluster, CODE, pace).step_seconds
 
 
 def test_passes_one_after_the_other_take_their_bytes():
@@ -82,7 +82,7 @@ def test_a_product_takes_its_operations_and_fills_the_card():
     flops = 10**13
     worked = step([record(13)], [multiplying(flops)], [(0, 0, 1)])
     peak = H200.peak_flops.bf16 * CARD.matmul
-    played = priced(worked, ONE, CODE, PACE)
+    played = replay_step(worked, ONE, CODE, PACE)
     assert played.step_seconds == pytest.approx(flops / peak + CARD.fill_seconds)
     assert played.mfu == pytest.approx(flops / played.step_seconds / H200.peak_flops.bf16)
     assert played.bound_by == "compute"
@@ -92,13 +92,13 @@ def test_a_product_takes_its_operations_and_fills_the_card():
 def test_recomputation_does_not_count_as_model_flops():
     operations = [multiplying(10**13), multiplying(10**13, phase="recompute")]
     worked = step([record(13)] * 2, operations, [(0, 0, 1), (1, 1, 2)])
-    played = priced(worked, ONE, CODE, PACE)
+    played = replay_step(worked, ONE, CODE, PACE)
     assert played.mfu == pytest.approx(10**13 / played.step_seconds / H200.peak_flops.bf16)
 
 
 def test_the_card_waits_for_a_host_that_launches_more_slowly():
     worked = step([record(KERNEL)] * 50, [moving(1)], [(0, place, place + 1) for place in range(50)])
-    played = priced(worked, ONE, CODE, replace(PACE, kernel_seconds=1e-3))
+    played = replay_step(worked, ONE, CODE, replace(PACE, kernel_seconds=1e-3))
     assert played.step_seconds == pytest.approx(50 * 1e-3)
     assert played.bound_by == "host"
     assert any("waits for the host" in one for one in played.assumed)
@@ -135,11 +135,13 @@ def test_gathered_and_passed_on_tensors_take_the_host_time():
 
 def test_kernels_launched_past_torch_are_reported():
     seen_alone = step([record(KERNEL)] * 4, [moving(1, kernels=4)], [(0, 0, 4)])
-    assert not any("launched past" in one for one in priced(seen_alone, ONE, CODE, PACE).assumed)
+    assert not any("launched past" in one for one in replay_step(seen_alone, ONE, CODE, PACE).assumed)
     half = step([record(KERNEL)] * 4, [moving(1, kernels=2)], [(0, 0, 2)])
-    assert any("2 of 4 kernels and copies were launched past" in one for one in priced(half, ONE, CODE, PACE).assumed)
+    assert any(
+        "2 of 4 kernels and copies were launched past" in one for one in replay_step(half, ONE, CODE, PACE).assumed
+    )
     two = Cluster(device=H200, gpus_per_node=8, nodes=2)
-    assert any("fill a machine before the next" in one for one in priced(half, two, CODE, PACE).assumed)
+    assert any("fill a machine before the next" in one for one in replay_step(half, two, CODE, PACE).assumed)
 
 
 def gathering(waits):
@@ -165,7 +167,7 @@ def test_an_exchange_on_another_stream_hides_behind_independent_work():
     assert 0 < slowed < gather
     assert seconds(hidden, EIGHT) == pytest.approx(pass_seconds + slowed, rel=1e-3)
     assert seconds(waited, EIGHT) == pytest.approx(gather + pass_seconds, rel=1e-3)
-    assert priced(alone, EIGHT, CODE, PACE).bound_by == "communication"
+    assert replay_step(alone, EIGHT, CODE, PACE).bound_by == "communication"
 
 
 def test_the_host_waits_where_it_synchronises():
@@ -188,7 +190,7 @@ def test_copies_cross_the_link():
 def test_sends_between_ranks_are_refused():
     worked = step([record(COLLECTIVE, name=2, ranks=2, moved=10)])
     with pytest.raises(CannotEstimate, match="what others send"):
-        priced(worked, EIGHT, CODE, PACE)
+        replay_step(worked, EIGHT, CODE, PACE)
 
 
 def test_half_of_a_causal_attention_is_computed_and_all_of_a_masked_one():

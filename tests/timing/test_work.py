@@ -7,7 +7,7 @@ import pytest
 from networks import tiny_job
 from timed_steps import EAGER, EIGHT, LLAMA, ONE, llama_job
 from tonnage.catalog.devices import parse_cluster
-from tonnage.mesh import Axes
+from tonnage.mesh import Mesh
 from tonnage.plans import Plan
 from tonnage.timing.timing import timing
 from tonnage.timing.weights import trained_weights
@@ -44,7 +44,7 @@ def test_accelerate_reduces_gradients_in_the_dtype_of_computation() -> None:
 def test_work_of_a_job_under_a_plan():
     plan = Plan(precision="bf16-mixed", shard="zero3", tp=2, pp=2, checkpointing="every-4")
     work = Work.of(llama_job(seq_len=2048, grad_accum=4), plan, EIGHT)
-    assert work.axes == Axes(pp=2, dp_shard=2, tp=2)
+    assert work.axes == Mesh(pp=2, dp_shard=2, tp=2)
     assert (work.weight_bytes, work.dtype, work.autocast) == (4, "bf16", False)
     assert (work.checkpointing, work.checkpointed_fraction) == ("full", 0.25)
     assert work.step_tokens == 2048 * 4 * 2

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from tonnage.trace.gc_paused import uncollected
+from tonnage.trace.gc_paused import gc_paused
 
 
 @pytest.fixture(params=[True, False])
@@ -18,7 +18,7 @@ def enabled(request: pytest.FixtureRequest) -> Iterator[bool]:
 
 
 def test_collector_is_restored_after_an_error(enabled: bool) -> None:
-    with suppress(ValueError), uncollected():
+    with suppress(ValueError), gc_paused():
         assert not gc.isenabled()
         raise ValueError("an error inside the block")
     assert gc.isenabled() == enabled

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tonnage.errors import UnreadableFile
 from tonnage.trace import operations as worked
-from tonnage.trace.operations import Operation, Worked
+from tonnage.trace.operations import Operation, StepOperations
 
-STEP = Worked(
+STEP = StepOperations(
     operations=(
         Operation("forward", "mm", "product", "bfloat16", 2 * 3 * 4 * 5, 94, 1, True, False, 0, 2),
         Operation("backward", "mul", "pass", "float32", 0, 24, 2, True, False, 0, 2),
@@ -54,7 +54,7 @@ def test_archive_without_operations_gives_none():
 @pytest.mark.parametrize("numbers", [[0, 0], [2, 0, 1], [0, 1, 1], [0, 3, 5], [-1, 0, 1]])
 def test_operations_with_invalid_records_are_refused(tmp_path, numbers):
     path = tmp_path / "worked"
-    path.write_bytes(archive(Worked(**{**vars(STEP), "numbers": array("q", numbers)})))
+    path.write_bytes(archive(StepOperations(**{**vars(STEP), "numbers": array("q", numbers)})))
     with pytest.raises(UnreadableFile):
         worked.load(path)
 
@@ -62,7 +62,7 @@ def test_operations_with_invalid_records_are_refused(tmp_path, numbers):
 def test_operation_that_launched_nothing_is_refused(tmp_path):
     waits = b"".join(struct.pack("<BBHIIIIIIIQQQQ", 15, 0, 0, 3, 1, *range(5), *range(4)) for _ in range(4))
     path = tmp_path / "worked"
-    path.write_bytes(archive(Worked(**{**vars(STEP), "log": waits})))
+    path.write_bytes(archive(StepOperations(**{**vars(STEP), "log": waits})))
     with pytest.raises(UnreadableFile, match="launched nothing"):
         worked.load(path)
 

@@ -19,15 +19,15 @@ def network(kind: str) -> Any:
 @pytest.mark.parametrize(("kind", "writes"), [("t5", True), ("llama", False)])
 def test_encoder_decoders_generate_in_evaluations(kind: str, writes: bool) -> None:
     module, job = network(kind), tiny_job(kind, generate=4)
-    assert callbacks.writes_what_it_evaluates(job, module) == writes
-    assert callbacks.evaluated(job, module).eval_batch == (job.micro_batch if writes else None)
-    assert callbacks.evaluated(tiny_job(kind, generate=4, eval_batch=7), module).eval_batch == 7
-    assert not callbacks.writes_what_it_evaluates(tiny_job(kind), module)
+    assert callbacks.evaluates_by_generating(job, module) == writes
+    assert callbacks.with_evaluation(job, module).eval_batch == (job.micro_batch if writes else None)
+    assert callbacks.with_evaluation(tiny_job(kind, generate=4, eval_batch=7), module).eval_batch == 7
+    assert not callbacks.evaluates_by_generating(tiny_job(kind), module)
 
 
 def test_logits_are_not_gathered_beside_what_is_generated() -> None:
     with pytest.raises(UsageError, match="leave generate out, or eval-logits"):
-        callbacks.writes_what_it_evaluates(tiny_job("t5", generate=4, eval_batch=2, eval_logits=2), network("t5"))
+        callbacks.evaluates_by_generating(tiny_job("t5", generate=4, eval_batch=2, eval_logits=2), network("t5"))
 
 
 def test_a_trainer_counts_on_from_its_checkpoint() -> None:

@@ -12,7 +12,7 @@ from tonnage.case import Case
 from tonnage.catalog.conventions import averages_by_ddp, conventions_of
 from tonnage.catalog.devices import parse_cluster
 from tonnage.job import Job
-from tonnage.options import listed, options
+from tonnage.options import is_accepted, options
 from tonnage.plans import Plan
 from tonnage.trainers import ENGINES, engine, engine_of
 from tonnage.trainers.axolotl import run as axolotl
@@ -76,7 +76,7 @@ def test_whatever_it_does_not_list_is_refused(trainer: Engine) -> None:
     for item, option in options(Plan):
         known = trainer.expresses.get(item.name, (item.default,))
         for value in option.possible:
-            if known == engine.ANY or value in known or not listed(value, option.possible):  # a pattern
+            if known == engine.ANY or value in known or not is_accepted(value, option.possible):  # a pattern
                 continue
             said = refused(trainer, dataclasses.replace(plan_for(trainer), **{item.name: value}))
             assert f"{item.name.replace('_', '-')}={value}: the engine {trainer.name} has no setting" in said

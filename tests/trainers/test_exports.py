@@ -16,7 +16,7 @@ from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import UsageError
 from tonnage.job import Job
-from tonnage.options import listed, options
+from tonnage.options import is_accepted, options
 from tonnage.plans import Plan
 from tonnage.trainers import ENGINES, table
 from tonnage.trainers import export as exports
@@ -78,11 +78,11 @@ def test_every_value_is_said_or_listed(target: Target) -> None:
     for kind, fixed in ((Plan, Plan()), (Job, job_for(target))):
         for item, option in options(kind):
             for value in option.possible:
-                if item.name == "engine" or not listed(value, option.possible):  # a pattern
+                if item.name == "engine" or not is_accepted(value, option.possible):  # a pattern
                     continue
                 asked = dataclasses.replace(fixed, **{item.name: value})
                 plan, job = (asked, job_for(target)) if kind is Plan else (Plan(), asked)
-                known = target.has_words(item.name, value, item.default) and item.name not in target.besides(
+                known = target.has_words(item.name, value, item.default) and item.name not in target.overrides(
                     job, plan
                 )
                 if item.name in exports.QUANTIZED:  # says nothing here
@@ -108,7 +108,7 @@ def test_a_plan_that_changes_a_setting_changes_the_export(target: Target) -> Non
         if values == ANY or option in exports.QUANTIZED or option not in {item.name for item, _ in options(Plan)}:
             continue
         for value in values:
-            if not listed(value, values):
+            if not is_accepted(value, values):
                 continue
             gpus = "2x8xa100-80gb" if option == "shard" else "a100-80gb"
             shard = "zero3" if option == "param_offload" else Plan().shard
@@ -138,7 +138,7 @@ SAME = {
 def test_another_job_is_refused(target: Target) -> None:
     if target.has_words("ep", 2, 1):
         pytest.skip("it has expert parallelism")
-    with pytest.raises(UsageError, match=f"{target.name} has no words for ep 2.*--without ep"):
+    with pytest.raises(UsageError, match=f"{target.name} has no setting for ep 2.*--without ep"):
         exported(target, Plan(ep=2), gpus="8xa100-80gb")
 
 
@@ -146,7 +146,7 @@ def test_a_method_without_words_is_refused_with_those_that_have_them(target: Tar
     if target.has_words("method", "qlora", "full"):
         pytest.skip("it has QLoRA")
     known = ",".join(target.expresses.get("method", ("full",)))
-    with pytest.raises(UsageError, match=rf"no words for method qlora.*: tonnage plan MODEL --method {known}\.$"):
+    with pytest.raises(UsageError, match=rf"no setting for method qlora.*: tonnage plan MODEL --method {known}\.$"):
         exported(target, job=replace(job_for(target), method="qlora"))
 
 
@@ -186,12 +186,12 @@ def named(name: str, architecture: str, **changes: Any) -> Job:
 SEES = ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration")
 
 
-SEEING = [known for known in TARGETS if known.sees]
+SEEING = [known for known in TARGETS if known.reads_images]
 
 
 def test_images_are_not_dropped_without_a_word(target: Target) -> None:
     """What is written trains on rows of text, but for the scripts that see."""
-    if target.sees:
+    if target.reads_images:
         assert "made_up.json" in {item.name for item in exported(target, job=named(*SEES)).files}
         return
     said = "is a Qwen2_5_VL" if target in SCRIPTED else "plan it with --images 0, or export it to hf-trainer, "
@@ -299,13 +299,13 @@ def test_what_is_divided_instead_keeps_the_least_memory_that_can_be_said(name: s
 
 
 def test_checkpointing_is_called_what_the_installed_transformers_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tonnage.trainers.installed.fields", lambda *source: frozenset())
+    monkeypatch.setattr("tonnage.trainers.packages.fields", lambda *source: frozenset())
     made = exported("hf-trainer", Plan(checkpointing="every-2"))
     said = file(made, "training_args.json")
     assert said["gradient_checkpointing"] is True
     assert said["gradient_checkpointing_kwargs"] == {"use_reentrant": False}  # there torch's older way is its own
     assert [(left.value, left.instead) for left in made.unexpressed] == [("every-2", "full")]
-    monkeypatch.setattr("tonnage.trainers.installed.fields", lambda *source: frozenset({"activation_checkpointing"}))
+    monkeypatch.setattr("tonnage.trainers.packages.fields", lambda *source: frozenset({"activation_checkpointing"}))
     newer = file(exported("hf-trainer", Plan(checkpointing="every-2")), "training_args.json")
     assert newer["activation_checkpointing_kwargs"] == {"every_n_layers": 2}
 
@@ -313,7 +313,7 @@ def test_checkpointing_is_called_what_the_installed_transformers_calls_it(monkey
 def test_accelerates_plugin_moves_the_inputs_of_layers_that_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     moved = Plan(shard="zero3", checkpointing="full", activation_offload="cpu")
     fields = {"activation_checkpointing", "activation_checkpointing_offload"}
-    monkeypatch.setattr("tonnage.trainers.installed.fields", lambda *source: frozenset(fields))
+    monkeypatch.setattr("tonnage.trainers.packages.fields", lambda *source: frozenset(fields))
     made = exported("accelerate", moved, gpus="8xa100-80gb")
     assert made.unexpressed == ()
     said = said_in_yaml(made)["fsdp_config"]
@@ -509,5 +509,5 @@ def test_what_a_trainer_itself_needs_is_asked_with_what_is_written():
 
 def test_a_card_without_bf16_is_not_told_to_plan_what_was_planned():
     notes = " ".join(exported("axolotl", Plan(precision="fp16-mixed"), gpus="t4").notes)
-    assert "axolotl has no words for fp16-mixed, export to another target" in notes
+    assert "axolotl has no setting for fp16-mixed, export to another target" in notes
     assert "plan with precision" not in notes

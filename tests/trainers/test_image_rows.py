@@ -15,9 +15,7 @@ from networks import SEEING, TINY, tiny_job
 from tonnage.errors import UsageError
 from tonnage.job import Job
 from tonnage.step import model as models
-from tonnage.trainers import common as given
-from tonnage.trainers import image_rows as seeing
-from tonnage.trainers import launching
+from tonnage.trainers import common, image_rows, job_file
 
 META = torch.device("meta")
 ASKED = [
@@ -29,9 +27,9 @@ MESSAGES = [{"role": "user", "content": ASKED}, {"role": "assistant", "content":
 
 
 def seen(job: Job) -> dict[str, Any]:
-    """What `seeing.asked` is told, without a process of its own."""
+    """What `image_rows.describe_row` is told, without a process of its own."""
     said = {name: getattr(job, name) for name in ("seq_len", "images", "image_size")}
-    return seeing._seen(job.model.name, job.model.config, said)
+    return image_rows._row_fields(job.model.name, job.model.config, said)
 
 
 @pytest.fixture
@@ -41,14 +39,14 @@ def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     def write(job: Job) -> tuple[Any, Any]:
         found = seen(job)
         (tmp_path / "made_up.json").write_text(json.dumps(found["row"]))
-        (tmp_path / "job.py").write_text(launching.script("job").text)
-        (tmp_path / "rows.py").write_text(launching.script("images", "rows").text)
+        (tmp_path / "job.py").write_text(job_file.script("job").text)
+        (tmp_path / "rows.py").write_text(job_file.script("images", "rows").text)
         monkeypatch.syspath_prepend(str(tmp_path))
         said = importlib.import_module("job").Job(
             model=str(tmp_path),
             seq_len=job.seq_len,
             weights_dtype="float32",
-            auto_class=seeing.AUTO_CLASS,
+            auto_class=image_rows.AUTO_CLASS,
             image_token=found["image_token"],
             image_size=found["image_size"],
         )
@@ -96,13 +94,13 @@ def test_layers_are_named_where_fsdp_would_look_for_some_that_are_not_there() ->
     assert seen(tiny_job("llava"))["layers"] == ("CLIPEncoderLayer", "LlamaDecoderLayer")
     for name in ("qwen2_5_vl", "llama"):
         network = models.build(tiny_job(name).model, dtype=torch.float32, attention=None, device=META)
-        assert given.divided(network) == ()
+        assert common.layers_to_wrap(network) == ()
 
 
 def test_stretches_of_a_mask() -> None:
-    assert seeing._runs([False, True, True, False, True]) == [(1, 3), (4, 5)]
-    assert seeing._runs([True]) == [(0, 1)]
-    assert seeing._runs([False]) == []
+    assert image_rows._runs([False, True, True, False, True]) == [(1, 3), (4, 5)]
+    assert image_rows._runs([True]) == [(0, 1)]
+    assert image_rows._runs([False]) == []
 
 
 def test_networks_that_write_nothing_are_refused() -> None:
@@ -118,7 +116,7 @@ def test_networks_that_write_nothing_are_refused() -> None:
 
 def test_a_refusal_comes_back_from_the_process_in_one_line() -> None:
     with pytest.raises(UsageError, match=r"^3 x an image of qwen2_5_vl takes 27 tokens; .*image_size\.$"):
-        seeing.asked(tiny_job("qwen2_5_vl", images=3))
+        image_rows.describe_row(tiny_job("qwen2_5_vl", images=3))
 
 
 class Letters:

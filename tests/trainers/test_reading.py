@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from networks import tiny_job
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import TonnageError, UnreadableFile
 from tonnage.job import Job
@@ -74,7 +75,7 @@ def test_what_was_exported_is_read_again(
     """Every option that the file itself carries; the rest is job.json's, which is ours."""
     wanted = Plan(**plan)
     export = exports.export(
-        dataclasses.replace(tiny_job(), **job), wanted, parse_cluster(gpus), "gpt2", exports.target(name)
+        Case(dataclasses.replace(tiny_job(), **job), wanted, parse_cluster(gpus)), "gpt2", exports.target(name)
     )
     if any("installed" in item.why for item in export.unexpressed):
         pytest.skip(f"{export.unexpressed[0].why}")
@@ -416,9 +417,7 @@ def test_a_large_or_missing_file_is_one_line(tmp_path: Path) -> None:
         reading.read(tmp_path / "bytes.yaml")
 
 
-KEYS = sorted(
-    {key for _, _, keys, _ in reading._KINDS for key in keys} | {mark for _, m, _, _ in reading._KINDS for mark in m}
-)
+KEYS = sorted({key for reader in reading.READERS for key in (*reader.keys, *reader.marks)})
 VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -444,7 +443,7 @@ def test_whatever_it_holds_is_options_that_can_be_had(tmp_path: Path, document: 
                 place = {}
         place[last] = value
     path = written(tmp_path, "f.json", nested)
-    if not any(mark in nested for _, marks, _, _ in reading._KINDS for mark in marks):
+    if not any(mark in nested for reader in reading.READERS for mark in reader.marks):
         with pytest.raises(UnreadableFile):
             reading.read(path)
         return

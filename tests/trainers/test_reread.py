@@ -16,7 +16,7 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.plans import Plan
 from tonnage.trainers import export as exports
-from tonnage.trainers import installed, reread
+from tonnage.trainers import packages, reread
 from tonnage.trainers.cases import request
 from tonnage.trainers.export import Export, Target
 
@@ -107,7 +107,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], dic
     asked = []
     for name, number in CASES:
         target, export = made(name, number)
-        if installed.missing(target.packages):
+        if packages.missing(target.packages):
             continue
         folder = tmp_path_factory.mktemp(name)
         for item in export.files:
@@ -127,21 +127,21 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], dic
 @pytest.mark.parametrize(("name", "number"), CASES)
 def test_every_setting_is_found_again(name: str, number: int, found: Any) -> None:
     target, export = made(name, number)
-    if missing := installed.missing(target.packages):
+    if missing := packages.missing(target.packages):
         pytest.skip(f"not installed: {', '.join(missing)}")
     read = found[name, number]
     assert len(export.settings) > 3
     different = {
         key: (value, read.get(key))
         for key, value in export.settings.items()
-        if not reread._alike(value, read.get(key))
+        if not reread._is_alike(value, read.get(key))
     }
     assert different == {}
 
 
 def test_a_setting_that_is_read_differently_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     target, export = made("torchrun", 0)
-    monkeypatch.setattr(reread, "_asked", lambda name, folder: {**export.settings, "job.shard": "zero2"})
+    monkeypatch.setattr(reread, "_read_back", lambda name, folder: {**export.settings, "job.shard": "zero2"})
     with pytest.raises(CannotEstimate, match=r"job.shard was written as 'hsdp' and is 'zero2'.*nothing was written"):
         reread.check(export, target)
 
@@ -173,7 +173,7 @@ def test_a_trainer_that_cannot_be_imported_does_not_stand_in_the_way(
 def test_megatron_bridge_takes_its_overrides(model: str, plan: Plan, gpus: str) -> None:
     """Needs Transformer Engine and what Megatron-Bridge's recipes import (docs/reference/export.md)."""
     target = exports.target("megatron-bridge")
-    if missing := installed.missing(target.packages):
+    if missing := packages.missing(target.packages):
         pytest.skip(f"not installed: {', '.join(missing)}")
     export = exports.export(
         Case(request(model, seq_len=4096, grad_accum=2)[0], plan, parse_cluster(gpus)), model, target
@@ -182,21 +182,21 @@ def test_megatron_bridge_takes_its_overrides(model: str, plan: Plan, gpus: str) 
 
 
 def test_true_is_not_one() -> None:
-    assert reread._alike(1, 1.0)
-    assert not reread._alike(True, 1)
-    assert reread._alike(["a", "b"], ["b", "a"])
+    assert reread._is_alike(1, 1.0)
+    assert not reread._is_alike(True, 1)
+    assert reread._is_alike(["a", "b"], ["b", "a"])
 
 
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     target, export = made("torchrun", 0)
-    monkeypatch.setattr(installed, "missing", lambda packages: ["axolotl"])
+    monkeypatch.setattr(packages, "missing", lambda packages: ["axolotl"])
     assert str(reread.check(export, target)) == "not validated: axolotl is not installed"
 
 
 def test_an_error_of_the_target_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     target, export = made("torchrun", 0)
     broken = dataclasses.replace(export, files=(exports.File(name="job.json", text='{"bogus": 1}'),))
-    monkeypatch.setattr(installed, "missing", lambda packages: [])
+    monkeypatch.setattr(packages, "missing", lambda packages: [])
     with pytest.raises(CannotEstimate, match=r"torchrun does not take what was written for it: .*bogus"):
         reread.check(broken, target)
 
@@ -204,7 +204,7 @@ def test_an_error_of_the_target_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_target_that_never_ends_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     target, export = made("torchrun", 0)
     monkeypatch.setattr(reread, "TIMEOUT_SECONDS", 0.01)
-    monkeypatch.setattr(installed, "missing", lambda packages: [])
+    monkeypatch.setattr(packages, "missing", lambda packages: [])
     with pytest.raises(CannotEstimate, match="has not read what was written for it"):
         reread.check(export, target)
 
@@ -216,5 +216,5 @@ def test_fields_are_read_without_an_import(tmp_path: Path, monkeypatch: pytest.M
         "class A:\n    one: int = 1\n    def f(self): ...\n    two: str\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert installed.fields("somewhere", "args.py", "A") == {"one", "two"}
-    assert installed.fields("nowhere_at_all", "args.py", "A") == frozenset()
+    assert packages.fields("somewhere", "args.py", "A") == {"one", "two"}
+    assert packages.fields("nowhere_at_all", "args.py", "A") == frozenset()

@@ -10,12 +10,12 @@ from tonnage.errors import CannotEstimate
 from tonnage.job import Job
 from tonnage.plans import Plan
 from tonnage.step.world import World
-from tonnage.trainers import resume as earlier_runs
+from tonnage.trainers import resume
 
 
 @pytest.fixture(autouse=True)
 def _real_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(earlier_runs, "_move_to_meta", contextlib.nullcontext)
+    monkeypatch.setattr(resume, "_without_values", contextlib.nullcontext)
 
 
 def world(rank: int) -> World:
@@ -33,7 +33,7 @@ def found(job: Job, rank: int) -> object:
             (Path(folder) / f"rank {world.rank}").write_text(said, encoding="utf-8")
         return {one.name: one.read_text(encoding="utf-8") for one in Path(folder).iterdir()}
 
-    return earlier_runs.trained(job, world(rank), 3, run, kept="sharded")
+    return resume.run_with_files(job, world(rank), 3, run, kind="sharded")
 
 
 def test_rank_0_and_the_own_have_saved_after_a_step() -> None:
@@ -49,14 +49,14 @@ def test_an_earlier_run_that_fails_is_told() -> None:
         raise ValueError
 
     with pytest.raises(CannotEstimate, match="does not end; leave resume out to see why"):
-        earlier_runs.trained(tiny_job(resume="cpu"), world(0), 3, run)
+        resume.run_with_files(tiny_job(resume="cpu"), world(0), 3, run)
 
 
 def test_other_ranks_are_sent_what_the_first_one_reads() -> None:
     resumed, in_parts = tiny_job(resume="cpu"), tiny_job(resume="cpu", save_checkpoint="sharded")
     fine = ((resumed, "zero3", 0), (resumed, "ddp", 1), (tiny_job(), "zero3", 1), (in_parts, "zero3", 1))
-    earlier_runs.check_rank(resumed, Plan(shard="zero3", engine="accelerate"), world(1))
+    resume.check_rank(resumed, Plan(shard="zero3", engine="accelerate"), world(1))
     for job, shard, rank in fine:
-        earlier_runs.check_rank(job, Plan(shard=shard), world(rank))
+        resume.check_rank(job, Plan(shard=shard), world(rank))
     with pytest.raises(CannotEstimate, match="choose rank 0, which holds no less"):
-        earlier_runs.check_rank(resumed, Plan(shard="zero3"), world(1))
+        resume.check_rank(resumed, Plan(shard="zero3"), world(1))

@@ -18,7 +18,7 @@ from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
 from tonnage.trainers import engine_of
-from tonnage.trainers.engine import installed
+from tonnage.trainers.packages import installed
 from tonnage.workers.worker import Worker
 
 pytestmark = pytest.mark.ghost

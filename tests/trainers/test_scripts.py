@@ -13,7 +13,7 @@ import torch
 from networks import TINY, tiny_job
 from tonnage.plans import Plan
 from tonnage.step import model as models
-from tonnage.trainers import launching
+from tonnage.trainers import job_file
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     """job.py, loop.py and rows.py in a folder of their own, imported as a train.py beside them does it."""
     folder = tmp_path_factory.mktemp("exported")
     for name in ("job", "loop", "rows"):
-        (folder / f"{name}.py").write_text(launching.script(name).text)
+        (folder / f"{name}.py").write_text(job_file.script(name).text)
     monkeypatch.syspath_prepend(str(folder))
     yield tuple(importlib.import_module(name) for name in ("job", "loop", "rows"))
     for name in ("job", "loop", "rows"):
@@ -140,6 +140,6 @@ def test_an_unknown_key_is_an_error(scripts: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("shard", "expected"), [("zero3", "bfloat16"), ("zero2", "bfloat16"), ("ddp", None)])
 def test_what_is_divided_is_quantized_into_the_dtype_of_computation(shard: str, expected: str | None) -> None:
     """As PEFT's page on FSDP and QLoRA has it; whole weights stay bytes."""
-    said = launching.quantization(tiny_job(method="qlora"), Plan(shard=shard))
+    said = job_file.quantization(tiny_job(method="qlora"), Plan(shard=shard))
     assert said is not None
     assert said.get("bnb_4bit_quant_storage") == expected

@@ -58,7 +58,7 @@ def test_a_kept_reference_to_a_query_function_is_the_real_one_afterwards(name: s
 def test_torch_compile_learns_of_the_forks_own_card(torch_build: Torch) -> None:
     """Its interface keeps torch.cuda's functions from the moment it is imported."""
     print_card = (
-        "from tonnage.ghost import preload\n"
+        "from tonnage.workers import preload\n"
         "assert preload.imported('torch._dynamo.device_interface')\n"
         "from torch._dynamo.device_interface import get_interface_for_device\n"
         "card = get_interface_for_device('cuda').get_device_properties(0)\n"
@@ -80,7 +80,7 @@ def test_a_broken_module_raises_its_error_where_it_is_imported_again(torch_build
     """Torch's symmetric memory registers operators, and cannot be imported twice."""
     (tmp_path / "preload_lacks.py").write_text("import torch.distributed._symmetric_memory\nimport preload_missing")
     again = (
-        "from tonnage.ghost import preload\n"
+        "from tonnage.workers import preload\n"
         "assert not preload.imported('preload_lacks')\n"
         "try: import preload_lacks\n"
         "except Exception as error: print(type(error).__name__, error.name)"

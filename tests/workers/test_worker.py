@@ -111,7 +111,7 @@ def test_an_interrupted_job_leaves_no_process(own_worker: Worker) -> None:
 
 def test_nothing_is_left_of_a_job_whose_asker_was_killed(torch_build: Torch, tmp_path: Path) -> None:
     asking = (
-        "from dataclasses import replace; import test_pool as t; from tonnage.workers.worker import Worker\n"
+        "from dataclasses import replace; import test_worker as t; from tonnage.workers.worker import Worker\n"
         "t.run(Worker(), replace(t.SMALL, grad_accum=100_000))"
     )
     variables = {

@@ -20,7 +20,7 @@ from tonnage.allocator.segments import Segment
 from tonnage.allocator.settings import SMALL_BYTES, AllocatorSettings
 from tonnage.allocator.stream_events import StreamEvents
 from tonnage.trace.trace import Event
-from tonnage.units import size as in_units
+from tonnage.units import format_size as in_units
 
 NEWEST: Final = "2.13"
 """Newest torch whose rules were compared; later versions are assumed to behave like it."""

@@ -16,7 +16,7 @@ from tonnage.catalog.models import find_model, known_model_names
 from tonnage.catalog.spelling import closest
 from tonnage.errors import UnknownModel, UnreadableModel
 from tonnage.model import ModelRef
-from tonnage.units import MIB, size
+from tonnage.units import MIB, format_size
 
 LARGEST_FILE_BYTES: Final = 16 * MIB
 """Limit of a config.json's size; ViT's with 21,843 class labels has 1.5 MiB."""
@@ -239,7 +239,7 @@ def _read_content(file: Path) -> bytes:
     except OSError as error:
         raise UnreadableModel(f"{str(file)!r} cannot be read: {error.strerror or type(error).__name__}.") from None
     if len(content) > LARGEST_FILE_BYTES:
-        raise UnreadableModel(f"{str(file)!r} is larger than {size(LARGEST_FILE_BYTES)}; no config.json is.")
+        raise UnreadableModel(f"{str(file)!r} is larger than {format_size(LARGEST_FILE_BYTES)}; no config.json is.")
     return content
 
 

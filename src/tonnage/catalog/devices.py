@@ -12,7 +12,7 @@ from typing import Any, Final
 from tonnage.catalog.spelling import closest, normalise
 from tonnage.cluster import CPU, GENERIC, GPUS_PER_NODE, HERE, Cluster, Device, Peaks
 from tonnage.errors import UnknownDevice, UsageError
-from tonnage.units import MIB, counted, gib, typed
+from tonnage.units import MIB, format_gib, pluralise, spell_bytes
 
 _GENERIC_MODEL: Final = "a100-80gb"
 """The card whose kernels and workspaces are assumed for a GPU of which only the memory is known."""
@@ -62,14 +62,14 @@ def generic_device(capacity_bytes: int) -> Device:
     )
     return replace(
         model,
-        id=f"{GENERIC}{gib(capacity_bytes).replace(' ', '').lower()}",
+        id=f"{GENERIC}{format_gib(capacity_bytes).replace(' ', '').lower()}",
         aliases=(),
         name="generic GPU",
         capacity_bytes=capacity_bytes,
         nvml_total_bytes=None,
         peak_flops=Peaks(),
         source=(
-            f"only the memory was given ({gib(capacity_bytes)}); assumed: capability "
+            f"only the memory was given ({format_gib(capacity_bytes)}); assumed: capability "
             f"{model.capability[0]}.{model.capability[1]}, {model.sms} multiprocessors, context as on the {model.id}",
         ),
         **unknown_speeds,
@@ -120,7 +120,7 @@ def parse_cluster(
     nodes, per_node, name = _split_spec(spec)
     if per_node is not None and gpus is not None and gpus != nodes * per_node:
         raise UsageError(
-            f"{spec!r} has {counted(nodes * per_node, 'GPU')}, but --gpus is {gpus}; give one of the two."
+            f"{spec!r} has {pluralise(nodes * per_node, 'GPU')}, but --gpus is {gpus}; give one of the two."
         )
     if normalise(name) == HERE:
         return _local_cluster(nodes, per_node or gpus, gpu_memory_bytes)
@@ -277,6 +277,6 @@ def spell_options(cluster: Cluster) -> str:
     name, memory_bytes = spell_cluster(cluster)
     if memory_bytes is None:
         return f"--gpu {name}"
-    memory = f"--gpu-memory {typed(memory_bytes)}"
+    memory = f"--gpu-memory {spell_bytes(memory_bytes)}"
     is_usual = (cluster.nodes == 1 and cluster.gpus <= GPUS_PER_NODE) or cluster.gpus_per_node == GPUS_PER_NODE
     return f"{memory} --gpus {cluster.gpus}" if name.endswith("x") and is_usual else f"--gpu {name} {memory}"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tonnage.catalog.devices import generic_device, known_by_driver
 from tonnage.cluster import Cluster, Device
 from tonnage.errors import CannotEstimate, UsageError
-from tonnage.units import gib
+from tonnage.units import format_gib
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -46,7 +46,7 @@ class Found:
         """Return the catalog's card of that name with this machine's memory, or a generic card with that memory."""
         known = known_by_driver(self.name)
         device = known or replace(generic_device(self.capacity_bytes), name=self.name, capability=self.capability)
-        origin = f"capacity {gib(self.capacity_bytes)}: as the driver of this machine reports it"
+        origin = f"capacity {format_gib(self.capacity_bytes)}: as the driver of this machine reports it"
         return replace(
             device,
             capacity_bytes=self.capacity_bytes,
@@ -76,7 +76,8 @@ def cluster(gpus: int | None = None) -> Cluster:
 def in_use(found: Sequence[Found]) -> list[str]:
     """Return a sentence for each GPU on which other processes hold memory, because estimates assume an empty card."""
     return [
-        f"GPU {index} ({gpu.name}): other processes hold {gib(gpu.used_bytes)} of {gib(gpu.capacity_bytes)}; "
+        f"GPU {index} ({gpu.name}): other processes hold {format_gib(gpu.used_bytes)} of "
+        f"{format_gib(gpu.capacity_bytes)}; "
         "the answer is for an empty card."
         for index, gpu in enumerate(found)
         if gpu.used_bytes > WORTH_SAYING_BYTES

@@ -1,1 +1,1 @@
-"""The command line, one file per command.  Modules here import at their top only what `--help` needs."""
+"""The command line, with one file for each command.  At their top, these modules import only what `--help` needs."""

@@ -23,7 +23,7 @@ _GLYPHS: Final = "█▓▒░▚▞╱▪·▕▏│└┴─▁×"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class Output:
     """Output that the user requested."""
 
     json: bool = False
@@ -41,11 +41,13 @@ class Wanted:
         Without `force` only files that tonnage itself wrote are replaced.  An existing snapshot is never replaced
         without it, because it may be a recording of torch.
         """
-        from tonnage.files import check_free, check_places
+        from tonnage.files import check_outputs, check_replaceable
 
-        check_places(self.html, self.save, self.snapshot)
+        check_outputs(self.html, self.save, self.snapshot)
         outputs = ((self.html, _is_page), (self.save, _is_saved))
-        check_free(*(path for path, is_ours in outputs if path and not is_ours(path)), self.snapshot, force=force)
+        check_replaceable(
+            *(path for path, is_ours in outputs if path and not is_ours(path)), self.snapshot, force=force
+        )
 
     def check_card(self, gpu: str) -> None:
         """Raise UsageError for a snapshot of a device that has no caching allocator."""
@@ -54,9 +56,9 @@ class Wanted:
 
 
 def _is_saved(path: Path) -> bool:
-    from tonnage.estimates import archive as saved
+    from tonnage.estimates import archive
 
-    return path.is_file() and saved.is_saved(path)
+    return path.is_file() and archive.is_saved(path)
 
 
 def _is_page(path: Path) -> bool:
@@ -71,7 +73,7 @@ def _is_page(path: Path) -> bool:
     return beginning.startswith(b"<!DOCTYPE html>") and b'<div class="tonnage">' in beginning
 
 
-def deliver(estimate: "Estimate", traces: Callable[[], Sequence["Trace"]], wanted: Wanted) -> int:
+def deliver(estimate: "Estimate", traces: Callable[[], Sequence["Trace"]], wanted: Output) -> int:
     """Print the answer, write the files, and return the exit code: 0 fits, 1 does not.
 
     `traces` is called only when a file needs them; it returns the estimate's own rank first.  Standard output is
@@ -84,9 +86,9 @@ def deliver(estimate: "Estimate", traces: Callable[[], Sequence["Trace"]], wante
 
         emit(render(estimate, width=width(), colour=colour(), unicode=unicode()))
     if wanted.save is not None:
-        from tonnage.estimates import archive as saved
+        from tonnage.estimates import archive
 
-        saved.save(wanted.save, estimate, traces())
+        archive.save(wanted.save, estimate, traces())
     if wanted.html is not None:
         from tonnage.files import write_text
         from tonnage.report.html import page

@@ -30,10 +30,16 @@ def devices(
 
 def _list_table(chosen: "list[Device]") -> str:
     from tonnage.cli.table import table
-    from tonnage.units import gib
+    from tonnage.units import format_gib
 
     rows = [
-        (device.id, gib(device.capacity_bytes), _format_capability(device), _format_bandwidth(device), device.name)
+        (
+            device.id,
+            format_gib(device.capacity_bytes),
+            _format_capability(device),
+            _format_bandwidth(device),
+            device.name,
+        )
         for device in chosen
     ]
     return table(("--gpu", "memory", "capability", "bandwidth", "name"), rows, numbers=(1, 2, 3))
@@ -57,14 +63,14 @@ def _format_lines(name: str, value: Any) -> list[str]:
     """Return the lines that show a field's value; none where it is not known."""
     from dataclasses import asdict, is_dataclass
 
-    from tonnage.units import size
+    from tonnage.units import format_size
 
     if value is None:
         return []
     if name.endswith("_bytes_per_second"):
         return [_format_rate(value)]
     if name.endswith("_bytes"):
-        return [size(value)]
+        return [format_size(value)]
     if is_dataclass(value) and not isinstance(value, type):
         known = {dtype: flops for dtype, flops in asdict(value).items() if flops is not None}
         return [", ".join(f"{dtype} {flops / 1e12:,.1f} T" for dtype, flops in known.items())] if known else []

@@ -1,4 +1,4 @@
-"""`tonnage dry-run -- COMMAND...`: the user's own script on ghost GPUs."""
+"""`tonnage dry-run -- COMMAND...`: run a training script on ghost GPUs and report its memory."""
 
 from typing import Annotated
 
@@ -26,7 +26,10 @@ from tonnage.cli.options import (
 def dry_run(
     command: Annotated[
         list[str],
-        typer.Argument(help="The command as you would type it: python train.py, torchrun ..., accelerate launch ..."),
+        typer.Argument(
+            help="Your training command as you would type it, after two dashes: -- python train.py, "
+            "-- torchrun ..., -- accelerate launch ..."
+        ),
     ],
     gpu: Gpu = None,
     here: Here = False,
@@ -36,14 +39,15 @@ def dry_run(
         int | None,
         typer.Option(
             "--rank",
-            help="Run only this rank, in one process, without torchrun or accelerate launch.",
+            help="Run only this rank of the cluster, in one process and without the launcher (torchrun, accelerate "
+            "launch, deepspeed). Default: all ranks that the command starts.",
             metavar="N",
             min=0,
         ),
     ] = None,
     steps: Steps = 3,
     timeout: Annotated[
-        int, count("--timeout", "Stop a command that has not finished its steps after this many seconds.")
+        int, count("--timeout", "Stop the command if it has not finished its steps after this many seconds.")
     ] = 900,
     torch: TorchVersion = None,
     json: Json = False,
@@ -52,16 +56,19 @@ def dry_run(
     snapshot: Snapshot = None,
     force: Force = False,
 ) -> int:
-    """Run your own training script, unchanged, for a few steps on ghost GPUs, and report its memory."""
-    from tonnage.cli.answer import Wanted, deliver
-    from tonnage.cli.progress import progress
-    from tonnage.script import dry_run as dryrun
+    """Run your own training script, unchanged, for a few steps on ghost GPUs, and report its memory.
 
-    wanted = Wanted(json=json, html=html, save=save, snapshot=snapshot)
+    Example: tonnage dry-run --gpu a100-80gb -- python train.py
+    """
+    from tonnage.cli.answer import Output, deliver
+    from tonnage.cli.progress import progress
+    from tonnage.script import dry_run
+
+    wanted = Output(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check(force=force)
     cluster = cluster_of(gpu, gpus, gpu_memory, here, command)
     with progress(moving=False) as say:
-        run = dryrun.run(
+        run = dry_run.run(
             command,
             cluster,
             steps=steps,

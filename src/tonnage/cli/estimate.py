@@ -1,4 +1,4 @@
-"""`tonnage estimate MODEL`: a training step from a model's name alone."""
+"""`tonnage estimate MODEL`: predict the memory and time of a training step from the name of a model."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,14 +35,17 @@ def estimate(
         int | None,
         typer.Option(
             "--rank",
-            help="Run only this rank. Default: every rank that differs from the others; the worst is shown.",
+            help="Run only this rank. Default: one rank of each kind; the one with the highest peak is reported.",
             metavar="N",
             min=0,
         ),
     ] = None,
     steps: Annotated[
         int | None,
-        count("--steps", "Optimizer steps to run. Default: 3; of equal steps one is run and repeated twice."),
+        count(
+            "--steps",
+            "Optimizer steps to run. Default: 3, of which only the first is run if the others are equal to it.",
+        ),
     ] = None,
     torch: TorchVersion = None,
     offline: Offline = False,
@@ -50,7 +53,8 @@ def estimate(
         Path | None,
         typer.Option(
             "--plan",
-            help="Take model, GPUs and options from a plan.toml; options given here replace its own.",
+            help="Take MODEL, GPUs and options from a plan.toml (`tonnage plan --save`). Options given here override "
+            "those of the file.",
             metavar="FILE",
         ),
     ] = None,
@@ -58,13 +62,14 @@ def estimate(
         str,
         typer.Option(
             "--source",
-            help="ghost: run the real PyTorch on a ghost GPU. meta: imitate the GPU on any platform, less exactly.",
+            help="ghost: run the real PyTorch on a GPU that isn't there (Linux). meta: run on fake tensors on any "
+            "platform, less exactly.",
             metavar="WORD",
         ),
     ] = "ghost",
     fresh: Annotated[
         bool,
-        typer.Option("--fresh", help="Run again instead of using the cached trace of an earlier estimate."),
+        typer.Option("--fresh", help="Run the steps again instead of using the cached trace of the same estimate."),
     ] = False,
     json: Json = False,
     html: Html = None,
@@ -73,30 +78,33 @@ def estimate(
     force: Force = False,
     **options: Any,
 ) -> int:
-    """Estimate the memory and time of a training step from a model's name, and say whether it fits."""
-    from tonnage.cli.answer import Wanted, deliver
+    """Estimate the memory and time of a training step from a model's name, and say whether it fits.
+
+    Example: tonnage estimate llama-3.1-8b --gpu 8xA100-80GB --seq-len 8192 --shard zero3 --checkpointing full
+    """
+    from tonnage.cli.answer import Output, deliver
     from tonnage.cli.progress import progress
     from tonnage.errors import UsageError
     from tonnage.estimates import predict
-    from tonnage.planner import plan_file as planfile
+    from tonnage.planner import plan_file
     from tonnage.trainers import cases
 
-    wanted = Wanted(json=json, html=html, save=save, snapshot=snapshot)
+    wanted = Output(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check(force=force)
-    said = options
+    stated = options
     if plan is not None:
-        kept = planfile.read(plan)
-        model = kept.network(model)
-        if gpu is None and not here:  # the memory is that of the file's card
-            gpu, gpu_memory = kept.gpu, gpu_memory or kept.gpu_memory_bytes
-        options = kept.under(options)
+        file = plan_file.read(plan)
+        model = file.network(model)
+        if gpu is None and not here:  # the file's memory belongs to the file's GPU
+            gpu, gpu_memory = file.gpu, gpu_memory or file.gpu_memory_bytes
+        options = file.under(options)
     if model is None:
-        raise UsageError("No MODEL was given; name one (`tonnage models` lists some), or a --plan FILE.")
+        raise UsageError("No MODEL was given; name one (`tonnage models` lists them), or give a --plan FILE.")
     cluster = cluster_of(gpu, gpus, gpu_memory, here)
     wanted.check_card(cluster.device.id)
     with progress() as say:
         run = predict.answer(
-            cases.ask(model, cluster, options, said=said, offline=offline),
+            cases.ask(model, cluster, options, said=stated, offline=offline),
             rank=rank,
             steps=steps,
             torch_version=torch,

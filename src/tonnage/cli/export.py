@@ -1,4 +1,4 @@
-"""`tonnage export plan.toml --to TARGET`: a plan in the words of the trainer that one uses."""
+"""`tonnage export plan.toml --to TARGET`: write a plan as the configuration files of a trainer."""
 
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tonnage.trainers.reread import Checked
 
 
-def _targets(incomplete: str) -> list[str]:
+def _target_names(incomplete: str) -> list[str]:
     from tonnage.trainers.export import TARGETS
 
     return beginning((known.name for known in TARGETS), incomplete)
@@ -22,107 +22,119 @@ def _targets(incomplete: str) -> list[str]:
 
 @in_panels
 def export(
-    plan: Annotated[Path, typer.Argument(help="A plan.toml that `tonnage plan` has saved.", metavar="PLAN")],
+    plan: Annotated[Path, typer.Argument(help="A plan.toml, as `tonnage plan` saves it.", metavar="PLAN")],
     to: Annotated[
         str,
         typer.Option(
             "--to",
-            help="hf-trainer, trl, accelerate, deepspeed, torchrun, torchtitan, axolotl, llama-factory or "
-            "megatron-bridge.",
+            help="The trainer to write for: hf-trainer, trl, accelerate, deepspeed, torchrun, torchtitan, axolotl, "
+            "llama-factory or megatron-bridge.",
             metavar="TARGET",
-            autocompletion=_targets,
+            autocompletion=_target_names,
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder to write. Default: one named after the target."),
+        typer.Option("--out", help="Folder to write to. Default: one named after the target."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="Write nothing if the target has no setting for a part of the plan."),
+        typer.Option(
+            "--strict",
+            help="Write nothing if the target has no setting for a part of the plan. Default: write the nearest "
+            "setting and list it.",
+        ),
     ] = False,
     offline: Offline = False,
     json: Json = False,
 ) -> int:
-    """Write a plan as configuration files of your trainer, and check that its own code reads them as meant."""
+    """Write a plan as configuration files of your trainer, and check that its own code reads them as meant.
+
+    Example: tonnage export plan.toml --to hf-trainer --out run
+    """
     from tonnage.catalog.devices import parse_cluster
     from tonnage.cli import answer
     from tonnage.cli.progress import progress
-    from tonnage.planner import plan_file as planfile
-    from tonnage.trainers import cases, reread
-    from tonnage.trainers import export as exports
+    from tonnage.planner import plan_file
+    from tonnage.trainers import cases, export, reread
 
-    target = exports.target(to)
-    kept = planfile.read(plan)
-    cluster = parse_cluster(kept.gpu, gpus=None, gpu_memory_bytes=kept.gpu_memory_bytes)
-    case = cases.ask(kept.model, cluster, kept.options, said={}, offline=offline)
+    target = export.target(to)
+    file = plan_file.read(plan)
+    cluster = parse_cluster(file.gpu, gpus=None, gpu_memory_bytes=file.gpu_memory_bytes)
+    case = cases.ask(file.model, cluster, file.options, said={}, offline=offline)
     with progress() as say:
         say("making the files")
-        made = exports.export(case, kept.model, target)
-    if strict and made.unexpressed:
-        listed = "; ".join(f"{item.option}={item.value} ({item.why})" for item in made.unexpressed)
+        exported = export.export(case, file.model, target)
+    if strict and exported.unexpressed:
+        listed = "; ".join(f"{item.option}={item.value} ({item.why})" for item in exported.unexpressed)
         raise UsageError(f"{to} cannot express {listed}. Nothing was written.")
     folder = out if out is not None else Path(to)
-    _check_place(folder, made.files, force)
+    _check_folder(folder, exported.files, force)
     with progress() as say:
-        say(f"reading it back as {to} does")
-        checked = reread.check(made, target)
-    _write(folder, made.files)
+        say(f"reading the files back as {to} does")
+        checked = reread.check(exported, target)
+    _write_files(folder, exported.files)
     if json:
-        document = {**made.to_json(), "folder": str(folder), "read_back": str(checked)}
+        document = {**exported.to_json(), "folder": str(folder), "read_back": str(checked)}
         answer.print_json(document)
     else:
-        answer.emit(_text(made, folder, checked))
+        answer.emit(_render_text(exported, folder, checked))
     return 0
 
 
-def _check_place(folder: Path, files: "tuple[File, ...]", force: bool) -> None:
-    """Raises UsageError where something is in the way, UnwritableFile where nothing can be written."""
+def _check_folder(folder: Path, files: "tuple[File, ...]", force: bool) -> None:
+    """Raise UsageError if a file is in the way, UnwritableFile if a folder stands where a file must be written."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; name a folder with --out.")
-    there = [item.name for item in files if (folder / item.name).exists()]
-    if there and not force:
-        raise UsageError(f"{folder} has {', '.join(there)} already; name another folder with --out, or add --force.")
-    if any((folder / name).is_dir() for name in there):
-        raise UnwritableFile(f"{folder} cannot be written: it has a folder where a file is to be.")
+    existing = [item.name for item in files if (folder / item.name).exists()]
+    if existing and not force:
+        raise UsageError(
+            f"{folder} has {', '.join(existing)} already; name another folder with --out, or add --force."
+        )
+    folders = [name for name in existing if (folder / name).is_dir()]
+    if folders:
+        raise UnwritableFile(
+            f"{folder / folders[0]} is a folder, and a file of this name must be written; remove it."
+        )
 
 
-def _write(folder: Path, files: "tuple[File, ...]") -> None:
-    """All files or none: they are moved into place when the last one has been written."""
-    from tonnage.files import replacing
+def _write_files(folder: Path, files: "tuple[File, ...]") -> None:
+    """Write all files or none: they are moved into place after the last one has been written."""
+    from tonnage.files import open_replacing
 
-    made = not folder.exists()
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UnwritableFile(f"The folder {folder} cannot be made ({error.strerror or error}).") from error
+        raise UnwritableFile(f"The folder {folder} cannot be created ({error.strerror or error}).") from error
     try:
         with ExitStack() as stack:
             for item in files:
-                stack.enter_context(replacing(folder / item.name)).write(item.text.encode("utf-8"))
+                stack.enter_context(open_replacing(folder / item.name)).write(item.text.encode("utf-8"))
     except UnwritableFile:
-        if made:
+        if is_new:
             with suppress(OSError):
                 folder.rmdir()
         raise
 
 
-def _text(made: "Export", folder: Path, checked: "Checked") -> str:
-    said = str(checked)
+def _render_text(exported: "Export", folder: Path, checked: "Checked") -> str:
+    """Return what `tonnage export` prints: the files, how they were read back, the command to run."""
+    read_back = str(checked)
     lines = [
-        f"{folder}: {', '.join(item.name for item in made.files)}",
-        said[0].upper() + said[1:] + ".",
+        f"{folder}: {', '.join(item.name for item in exported.files)}",
+        read_back[0].upper() + read_back[1:] + ".",
         "",
-        "Start it there with",
-        f"  {made.command}",
+        "To train, run in this folder:",
+        f"  {exported.command}",
     ]
-    if made.unexpressed:
-        lines += ["", f"Not expressed by {made.target}:"]
+    if exported.unexpressed:
+        lines += ["", f"{exported.target} has no setting for:"]
         lines += [
             f"  {item.option}={item.value}: {item.why}; written: {item.option}={item.instead}"
-            for item in made.unexpressed
+            for item in exported.unexpressed
         ]
-    if made.notes:
-        lines += ["", "Notes:", *(f"  {note}" for note in made.notes)]
+    if exported.notes:
+        lines += ["", "Notes:", *(f"  {note}" for note in exported.notes)]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""`tonnage COMMAND`: finds the command, and turns every way of ending into one line and an exit code."""
+"""`tonnage COMMAND`: run a command, and report every error as one line and an exit code."""
 
 import errno
 import os
@@ -21,7 +21,8 @@ BROKEN = 70
 app = typer.Typer(
     name="tonnage",
     help="Know what your GPUs can carry before you load them: the real PyTorch, on a GPU that isn't there.",
-    epilog="Exit codes: 0 fits, 1 does not fit, 2 usage, 3 cannot estimate, 5 the script failed, 130 interrupted.",
+    epilog="Start with: tonnage estimate llama-3.1-8b --gpu 8xA100-80GB --shard zero3. "
+    "Exit codes: 0 fits, 1 does not fit, 2 wrong usage, 3 cannot estimate, 5 the script failed, 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -37,7 +38,7 @@ app.command("formats")(formats.formats)
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: bool = typer.Option(False, "--version", help="Print the version and end.")) -> None:
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     if version:
         from tonnage import __version__
 
@@ -46,7 +47,7 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 
 def main() -> None:
-    """The `tonnage` program.  Asked to end, it ends what it started first: ghosts and the user's command."""
+    """Run the `tonnage` program; SIGTERM and SIGHUP make it end its ghosts and the user's command first."""
     _open_standard_streams()
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # not every system has both
@@ -56,7 +57,7 @@ def main() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Give those that the caller closed somewhere to go: else the next file that is opened takes their numbers."""
+    """Open /dev/null for each standard stream that is closed: else the next opened file would take its number."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
@@ -71,7 +72,7 @@ def _end(number: int, frame: object) -> NoReturn:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; errors are one line on standard error."""
+    """Run one command and return its exit code; an error is one line on standard error."""
     command = typer.main.get_command(app)
     try:
         code: Any = command.main(list(arguments), prog_name="tonnage", standalone_mode=False)
@@ -83,37 +84,40 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted.", INTERRUPTED)
     except Exception as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # the help was printed, and says what was missing
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help was printed instead
             return USAGE
         if (message := _usage_message(error)) is not None:
             return _fail(message, USAGE)
-        if (message := _no_room(error)) is not None:
+        if (message := _disk_message(error)) is not None:
             return _fail(message, TonnageError.exit_code)
         return _bug(error)
 
 
 def _usage_message(error: Exception) -> str | None:
-    """What typer says about wrong options, which it keeps in classes that only some versions export."""
+    """Return typer's message about wrong options, or None for another error.
+
+    Only some versions of typer export the classes of these errors, so they are known by their `format_message`.
+    """
     if not hasattr(error, "format_message"):
         return None
     context = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "tonnage"
     message = str(error.format_message()).strip()
-    ended = message.removesuffix("?.") + "?" if message.endswith("?.") else message  # some versions end it twice
-    return f"{ended} See {where} --help." if ended.endswith((".", "?")) else f"{ended}. See {where} --help."
+    message = message.removesuffix(".") if message.endswith("?.") else message  # some versions end it twice
+    return f"{message}{'' if message.endswith(('.', '?')) else '.'} See {where} --help."
 
 
-def _no_room(error: Exception) -> str | None:
-    """What to do where the folder for temporary files takes none; None if that is not what failed."""
+def _disk_message(error: Exception) -> str | None:
+    """Return what to do if a file could not be written for lack of space, or None for another error."""
     from tempfile import gettempdir
 
     if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):  # tempfile's own words
-        return "No folder for temporary files can be written to; set TMPDIR to one."
+        return "No folder for temporary files is writable; set TMPDIR to one that is."
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
-        return "A file that is needed here is larger than the limit for files (see ulimit -f)."
+        return "A file that is needed here is larger than the limit for files; raise it with ulimit -f."
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = error.filename or gettempdir()
-        return f"No space is left on the device of {where}; free some, or set TMPDIR to a folder elsewhere."
+        return f"No space is left on the device of {where}; free some, or set TMPDIR to a folder on another device."
     return None
 
 

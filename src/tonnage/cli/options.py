@@ -1,4 +1,4 @@
-"""Options that several commands share, each worded once."""
+"""Options that several commands share, and the options that commands take from the fields of Job and Plan."""
 
 import functools
 import inspect
@@ -12,8 +12,8 @@ from typer.models import OptionInfo
 
 from tonnage.errors import UsageError
 from tonnage.job import Job
-from tonnage.options import Option, options, spelled
-from tonnage.options import words as words_in
+from tonnage.options import Option, options, spell_option
+from tonnage.options import parse_words as words_in
 from tonnage.plans import Plan
 from tonnage.units import parse_bytes, parse_count
 
@@ -50,19 +50,20 @@ PANELS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """The panels of `--help` in their order, and in each the parameters of commands in theirs."""
 
-_PLACES: Final = {
-    name: (panel, place) for panel, names in enumerate(PANELS.values()) for place, name in enumerate(names)
+_POSITIONS: Final = {
+    name: (panel, position) for panel, names in enumerate(PANELS.values()) for position, name in enumerate(names)
 }
+"""The panel of each parameter, and its position in the panel."""
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     try:
         return parse_count(str(text))
     except UsageError as error:
         raise typer.BadParameter(str(error)) from error
 
 
-def _bytes(text: str) -> int:
+def _parse_bytes(text: str) -> int:
     try:
         return parse_bytes(str(text))
     except UsageError as error:
@@ -71,7 +72,7 @@ def _bytes(text: str) -> int:
 
 def count(name: str, text: str) -> Any:
     """Return an option that takes a whole number such as 4096 or 4M."""
-    return typer.Option(name, help=text, metavar="N", parser=_count)
+    return typer.Option(name, help=text, metavar="N", parser=_parse_count)
 
 
 def in_panels(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,19 +91,19 @@ def in_panels(command: Callable[..., Any]) -> Callable[..., Any]:
 def _sorted_into_panels(parameters: Iterable[inspect.Parameter]) -> list[inspect.Parameter]:
     """Return the parameters in the order of PANELS, arguments first; each option learns its panel."""
     titles = list(PANELS)
-    placed: list[tuple[tuple[int, int], inspect.Parameter]] = []
+    positioned: list[tuple[tuple[int, int], inspect.Parameter]] = []
     for parameter in parameters:
-        place = (-1, 0)
+        position = (-1, 0)
         for option in get_args(parameter.annotation)[1:]:
-            if isinstance(option, OptionInfo) and parameter.name in _PLACES:
-                place = _PLACES[parameter.name]
-                option.rich_help_panel = titles[place[0]]
-        placed.append((place, parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)))
-    return [parameter for _, parameter in sorted(placed, key=lambda item: item[0])]
+            if isinstance(option, OptionInfo) and parameter.name in _POSITIONS:
+                position = _POSITIONS[parameter.name]
+                option.rich_help_panel = titles[position[0]]
+        positioned.append((position, parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)))
+    return [parameter for _, parameter in sorted(positioned, key=lambda item: item[0])]
 
 
 def beginning(names: Iterable[str], incomplete: str) -> list[str]:
-    """The names that a shell may complete what was typed to."""
+    """Return the names that begin with `incomplete`, for the completion of a shell."""
     return [name for name in names if name.startswith(incomplete.lower())]
 
 
@@ -119,51 +120,53 @@ def _model_names(incomplete: str) -> list[str]:
 
 
 _MODEL: Any = typer.Argument(
-    help="A name from `tonnage models`, a Hub id, a folder, a config.json, or package.module:factory.",
+    help="The model: a name from `tonnage models`, a Hub id, a folder, a config.json, or package.module:factory "
+    "(your own nn.Module).",
     autocompletion=_model_names,
 )
 Model = Annotated[str, _MODEL]
 ModelOrCommand = Annotated[
     list[str],
     typer.Argument(
-        help="A model as in `tonnage estimate`; or, after two dashes, your own script: -- python train.py ...",
+        help="A model, named as in `tonnage estimate`; or your own training command after two dashes: -- python "
+        "train.py ...",
         metavar="MODEL | -- COMMAND...",
         autocompletion=_model_names,
     ),
 ]
 ModelOrNone = Annotated[str | None, _MODEL]
-Offline = Annotated[bool, typer.Option("--offline", help="Do not look models up on the Hub.")]
+Offline = Annotated[bool, typer.Option("--offline", help="Do not ask the Hugging Face Hub about the model.")]
 Gpu = Annotated[
     str | None,
     typer.Option(
         "--gpu",
         autocompletion=_gpu_names,
-        help="The GPU or GPUs: t4, 8xA100-80GB, or 4x8xH100 for 4 machines of 8. `tonnage devices` lists all.",
+        help="The GPUs: t4, 8xA100-80GB, or 4x8xH100 for 4 machines of 8. `tonnage devices` lists the names.",
         metavar="NAME",
     ),
 ]
 Here = Annotated[
     bool,
-    typer.Option("--here", help="Use the GPUs of this machine, as its driver reports them."),
+    typer.Option("--here", help="Use the GPUs of this machine, as its driver reports them, instead of --gpu."),
 ]
-Gpus = Annotated[int | None, count("--gpus", "Number of GPUs, if --gpu names only one.")]
+Gpus = Annotated[int | None, count("--gpus", "Number of GPUs, if --gpu names only one; above 8 in machines of 8.")]
 GpuMemory = Annotated[
     int | None,
     typer.Option(
         "--gpu-memory",
-        help="Memory of each GPU, instead of the catalog's, or for a GPU that is not in the catalog: 24GiB.",
+        help="Memory of each GPU: 24GiB. It replaces the catalog's, or describes a GPU that is not in the catalog.",
         metavar="SIZE",
-        parser=_bytes,
+        parser=_parse_bytes,
     ),
 ]
 HostMemory = Annotated[
     int | None,
     typer.Option(
         "--host-memory",
-        help="Host memory of each machine, as a limit: 256GiB. Default: 512 GiB for each GPU; with --here, what "
-        "this machine has.",
+        help="Limit of the host memory (RAM) of each machine: 256GiB. Default: 512 GiB for each GPU; with --here, "
+        "the memory of this machine.",
         metavar="SIZE",
-        parser=_bytes,
+        parser=_parse_bytes,
     ),
 ]
 Steps = Annotated[int, count("--steps", "Optimizer steps to run.")]
@@ -171,14 +174,14 @@ TorchVersion = Annotated[
     str | None,
     typer.Option(
         "--torch",
-        help="Run this version of torch instead of the installed one: 2.12.0.",
+        help="Run this version of PyTorch instead of the installed one: 2.12.0.",
         metavar="VERSION",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as one JSON document.")]
 Html = Annotated[
     Path | None,
-    typer.Option("--html", help="Also write a web page, complete in one file.", metavar="FILE"),
+    typer.Option("--html", help="Also write the report as a web page, complete in one file.", metavar="FILE"),
 ]
 Save = Annotated[
     Path | None,
@@ -201,95 +204,102 @@ Force = Annotated[
 def cluster_of(
     gpu: str | None, gpus: int | None, gpu_memory: int | None, here: bool, command: Sequence[str] = ()
 ) -> "Cluster":
-    """The cards that the options name; what others hold on those of this machine is said on standard error.
+    """Return the GPUs that the options name.
 
-    Raises UsageError where only the `command`, to which all belongs that stands behind it, seems to name any.
+    With `here`, memory that other processes hold on them is reported on standard error.  Raises UsageError if a
+    `command` contains an option such as --gpu and none was given before it: everything after the command's first
+    word belongs to the command.
     """
     from tonnage.catalog.devices import parse_cluster
     from tonnage.cluster import HERE
 
     late = [word for word in command if word.partition("=")[0] in ("--gpu", "--gpu-memory", "--here")]
     if late and gpu is None and gpu_memory is None and not here:
-        raise UsageError(f"No GPU named: {late[0]} stands behind the command, whose option it is; write it before.")
+        raise UsageError(
+            f"No GPU named: {late[0]} stands behind the command and belongs to it; write it before the command."
+        )
     if here and gpu is not None:
-        raise UsageError(f"--gpu {gpu} and --here both say which cards; give one of the two.")
-    found = parse_cluster(HERE if here else gpu, gpus=gpus, gpu_memory_bytes=gpu_memory)
+        raise UsageError(f"--gpu {gpu} and --here both name the GPUs; give one of the two.")
+    cluster = parse_cluster(HERE if here else gpu, gpus=gpus, gpu_memory_bytes=gpu_memory)
     if here:
         from tonnage.catalog.local_gpus import in_use, visible
 
         for sentence in in_use(visible()):
             print(sentence, file=sys.stderr)
-    return found
+    return cluster
 
 
 def with_request(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A command that takes every option of Job and Plan where it says `**options`, and gets those that were said.
+    """Return the command with every option of Job and Plan in the place of its `**options`.
 
-    What was said is known even where it says the default: beside a file it takes the place of the file's.
+    The command gets the options that were given on the command line, also those given with their default value: such
+    an option overrides the value of a plan file.
     """
     signature = inspect.signature(command)
     own = [item for item in signature.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
     known = {item.name for item in own}
-    several = {item.name for kind in (Job, Plan) for item, option in options(kind) if option.kind == "names"}
+    lists = {item.name for kind in (Job, Plan) for item, option in options(kind) if option.kind == "names"}
 
     @functools.wraps(command)
     def called(context: typer.Context, **given: Any) -> Any:
-        def said(name: str) -> bool:
+        def is_given(name: str) -> bool:
             source = context.get_parameter_source(name)
             return source is not None and source.name == "COMMANDLINE"
 
-        values = {name: value for name, value in given.items() if name in known or said(name)}
-        return command(**{name: words(value) if name in several else value for name, value in values.items()})
+        values = {name: value for name, value in given.items() if name in known or is_given(name)}
+        return command(**{name: words(value) if name in lists else value for name, value in values.items()})
 
-    asked = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    parameters = _sorted_into_panels([*own, *_parameters(), asked])
+    context_parameter = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters = _sorted_into_panels([*own, *_job_and_plan_parameters(), context_parameter])
     called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return called
 
 
-def _parameters() -> Iterator[inspect.Parameter]:
+def _job_and_plan_parameters() -> Iterator[inspect.Parameter]:
+    """Yield a parameter of a command for each option of Job and Plan."""
     for kind in (Job, Plan):
         for item, option in options(kind):
-            made, annotation, default = _declared(spelled(item.name), option, item.default)
+            declaration, annotation, default = _declare(spell_option(item.name), option, item.default)
             yield inspect.Parameter(
                 item.name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=default,
-                annotation=Annotated[annotation, made],
+                annotation=Annotated[annotation, declaration],
             )
 
 
-def _declared(name: str, option: Option, default: Any) -> tuple[Any, Any, Any]:
-    """What typer calls an option, the type of its value, and its default."""
+def _declare(name: str, option: Option, default: Any) -> tuple[Any, Any, Any]:
+    """Return typer's declaration of an option, the type of its value, and its default."""
     if option.kind == "switch":
         return typer.Option(f"--{name}", help=option.help), bool, default
     if option.kind == "number":
         return count(f"--{name}", option.help), int if default is not None else int | None, default
     if option.kind == "amount":
-        made = typer.Option(f"--{name}", help=option.help, metavar="NUMBER")
-        return made, float if default is not None else float | None, default
+        declaration = typer.Option(f"--{name}", help=option.help, metavar="NUMBER")
+        return declaration, float if default is not None else float | None, default
     if option.kind == "fraction":
         return typer.Option(f"--{name}", help=option.help, metavar="PART"), float, default
     if option.kind == "names":
-        made = typer.Option(
+        declaration = typer.Option(
             f"--{name}",
             help=f"{option.help} Separate several by commas, or repeat the option.",
             metavar="NAMES",
         )
-        return made, list[str], list(default)
+        return declaration, list[str], list(default)
 
     def complete(incomplete: str) -> list[str]:
         return beginning(option.possible, incomplete)
 
-    made = typer.Option(
+    is_pattern = len(option.possible) == 1  # such as WxH
+    declaration = typer.Option(
         f"--{name}",
-        help=f"{option.help} One of {', '.join(option.possible)}.",
-        metavar="WORD",
+        help=option.help if is_pattern else f"{option.help} One of {', '.join(option.possible)}.",
+        metavar=option.possible[0] if is_pattern else "WORD",
         autocompletion=complete,
     )
-    return made, str if default is not None else str | None, default
+    return declaration, str if default is not None else str | None, default
 
 
 def words(texts: Sequence[str] | None) -> tuple[str, ...]:
-    """Words with commas between them, of an option that may be given several times; none for nothing."""
+    """Return the comma-separated words of an option that may be given several times, or not at all."""
     return words_in(",".join(texts or ()))

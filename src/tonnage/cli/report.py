@@ -20,17 +20,17 @@ def report(
     force: Force = False,
 ) -> int:
     """Show an estimate that was saved with --save; nothing is run, and no code in the file is executed."""
-    from tonnage.cli.answer import Wanted, deliver
+    from tonnage.cli.answer import Output, deliver
     from tonnage.errors import UnreadableFile
-    from tonnage.estimates import archive as saved
+    from tonnage.estimates import archive
 
-    wanted = Wanted(json=json, html=html, snapshot=snapshot)
+    wanted = Output(json=json, html=html, snapshot=snapshot)
     wanted.check(force=force)
-    estimate = saved.load_estimate(file)
+    estimate = archive.load_estimate(file)
     wanted.check_card(str(estimate.cluster.get("gpu")))
 
     def traces() -> "list[Trace]":
-        own_first = sorted(saved.load_traces(file), key=lambda trace: trace.rank != estimate.rank)
+        own_first = sorted(archive.load_traces(file), key=lambda trace: trace.rank != estimate.rank)
         if not own_first:
             raise UnreadableFile(f"{file} has no trace for a snapshot; make the file again with --save.")
         return own_first

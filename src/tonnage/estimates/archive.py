@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar, Union, cast, get_args, get_origin, get_t
 from tonnage.errors import UnreadableFile
 from tonnage.estimates import estimate as estimates
 from tonnage.estimates.estimate import Estimate
-from tonnage.files import replacing
+from tonnage.files import open_replacing
 from tonnage.trace import trace as traces_format
 from tonnage.trace.trace import Trace
 
@@ -56,7 +56,7 @@ Value = TypeVar("Value")
 
 def save(path: Path, estimate: Estimate, traces: Sequence[Trace] = ()) -> None:
     """Write the archive, completely or not at all.  Raises UnwritableFile."""
-    with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=3) as archive:
+    with open_replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=3) as archive:
         archive.writestr("estimate.json", json.dumps(estimate.to_json(), allow_nan=False))
         for trace in traces:
             traces_format.write(trace, archive, f"rank{trace.rank}/")
@@ -128,8 +128,8 @@ def _check_times(time: dict[str, Any]) -> None:
         value = time.get(name)
         missing = value is None and (time.get("step_seconds") is None or name in _MAY_BE_ABSENT)
         if not missing and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
-            found = value if type(value) in (int, float) else _kind(value)
-            raise UnreadableFile(f"The saved estimate is damaged: time: {name} is {found}, and no number from 0 on.")
+            shown = value if type(value) in (int, float) else _kind(value)
+            raise UnreadableFile(f"The saved estimate is damaged: time: {name} is {shown}, and no number from 0 on.")
 
 
 def _check(value: object, expected: Any, where: str) -> None:

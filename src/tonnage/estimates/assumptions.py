@@ -5,9 +5,10 @@ from typing import Final
 from tonnage.case import Case
 from tonnage.catalog.configurations import NOT_APPLIED
 from tonnage.catalog.conventions import conventions_of
+from tonnage.catalog.families import types_with
 from tonnage.cluster import Cluster
 from tonnage.job import Job
-from tonnage.mesh import SHARDING, axes
+from tonnage.mesh import SHARDING, make_mesh
 from tonnage.plans import Plan
 
 _DROPOUTS: Final = (
@@ -16,20 +17,8 @@ _DROPOUTS: Final = (
 )
 """Fields with dropout probabilities in transformers' configurations."""
 
-_DROPPED: Final = {
-    ("hidden_dropout_prob", "attention_probs_dropout_prob"): (
-        *("bert", "camembert", "deberta", "deberta-v2", "electra", "ernie", "esm", "layoutlm", "longformer"),
-        *("megatron-bert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"),
-    ),
-    ("dropout",): ("bart", "bigbird_pegasus", "blenderbot", "led", "marian", "mbart", "opt", "pegasus"),
-    ("dropout", "attention_dropout"): ("distilbert", "m2m_100", "nllb-moe", "xglm"),
-    ("dropout_rate",): ("longt5", "mt5", "switch_transformers", "t5", "umt5"),
-    ("resid_pdrop", "embd_pdrop", "attn_pdrop"): ("gpt2", "gpt_bigcode", "openai-gpt"),
-    ("hidden_dropout", "attention_dropout", "activation_dropout"): ("hubert", "wav2vec2", "wavlm"),
-}
-"""Fields whose default in transformers' configuration classes is 0.1, and the model types that have it."""
-
-_BY_DEFAULT: Final = {kind: dict.fromkeys(names, 0.1) for names, kinds in _DROPPED.items() for kind in kinds}
+DEFAULT_DROPOUT: Final = 0.1
+"""Probability of the trait `default_dropout`."""
 
 
 def list_assumptions(case: Case) -> tuple[str, ...]:
@@ -52,8 +41,8 @@ def list_assumptions(case: Case) -> tuple[str, ...]:
 
 def describe_quantized_checkpoint(job: Job) -> tuple[str, ...]:
     """Return a sentence if the weights are published quantized and not used so here."""
-    _, found, quantized = job.model.source.rpartition("; its ")
-    if not found or not quantized.endswith(NOT_APPLIED):
+    _, separator, quantized = job.model.source.rpartition("; its ")
+    if not separator or not quantized.endswith(NOT_APPLIED):
         return ()
     return (
         f"the checkpoint's {quantized}: weights are as the precision says; --method qlora quantizes them to 4 bits, "
@@ -75,7 +64,8 @@ def describe_long_sequences(job: Job) -> tuple[str, ...]:
 def describe_dropout(job: Job) -> tuple[str, ...]:
     """Return a sentence if a configuration uses dropout, stated or by default: training codes often do not."""
     config = job.model.config
-    stated = {**_BY_DEFAULT.get(str(config.get("model_type")), {}), **config, **job.model.text}
+    defaults = dict.fromkeys(types_with("default_dropout").get(str(config.get("model_type")), ()), DEFAULT_DROPOUT)
+    stated = {**defaults, **config, **job.model.text}
     parts = {name: stated[name] for name in _DROPOUTS if isinstance(stated.get(name), float) and stated[name] > 0}
     if not parts:
         return ()
@@ -123,7 +113,7 @@ def describe_whole_gradients(job: Job, plan: Plan) -> tuple[str, ...]:
 
 def describe_copies(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
     """Return a sentence if several GPUs train copies without exchanging gradients."""
-    layout = axes(plan, cluster.gpus, cluster.gpus_per_node)
+    layout = make_mesh(plan, cluster.gpus, cluster.gpus_per_node)
     if plan.shard != "none" or layout.data_parallel == 1:
         return ()
     gpus_per_copy = cluster.gpus // layout.data_parallel

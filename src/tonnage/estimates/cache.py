@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tonnage.errors import UnreadableFile, UnwritableFile
-from tonnage.files import replacing
+from tonnage.files import open_replacing
 from tonnage.ghost.wheel import cache_folder, place
 from tonnage.trace import trace as traces
 from tonnage.trace.trace import Trace
@@ -104,7 +104,7 @@ def keep(key: str, trace: Trace, file: Path | None = None) -> None:
     with suppress(OSError, UnwritableFile):
         path.parent.mkdir(parents=True, exist_ok=True)
         if file is None or not _try_to_move(file, path):
-            with replacing(path) as new, zipfile.ZipFile(new, "w") as archive:
+            with open_replacing(path) as new, zipfile.ZipFile(new, "w") as archive:
                 traces.write(trace, archive)
         _make_room_for(path.stat().st_size)
 
@@ -212,9 +212,10 @@ def _installed_torch(folders: tuple[tuple[str, int], ...]) -> tuple[Path | None,
 
 @functools.cache
 def _own_content() -> str:
-    """Return one hash of tonnage's code and its ghost's libraries."""
+    """Return one hash of tonnage's code, the tables that decide what is run, and its ghost's libraries."""
     package = Path(__file__).parents[1]
-    return _hash(path for pattern in ("**/*.py", "ghost/lib/*/*.so*") for path in sorted(package.glob(pattern)))
+    patterns = ("**/*.py", "catalog/families.toml", "meta/*.json", "ghost/lib/*/*.so*")
+    return _hash(path for pattern in patterns for path in sorted(package.glob(pattern)))
 
 
 def _hash(paths: Iterable[Path]) -> str:

@@ -13,15 +13,15 @@ from typing import Final
 from tonnage.catalog.conventions import averages_by_ddp
 from tonnage.cluster import CPU, Cluster
 from tonnage.estimates.estimate import Estimate
-from tonnage.mesh import axes
+from tonnage.mesh import make_mesh
 from tonnage.plans import Plan
-from tonnage.units import size
+from tonnage.units import format_size
 
 CERTAIN_SECONDS: Final = 0.2
 """Duration of a micro-batch that lets the watchdog check between its averages and the next step."""
 
 SEEN: Final = "6 of 15 that were recorded"
-"""How often the old buckets still existed; tests count it in the records."""
+"""Share of recordings in which the old buckets still existed; tests count it in the records."""
 
 
 def with_buckets(estimate: Estimate, plan: Plan, cluster: Cluster) -> Estimate:
@@ -46,7 +46,7 @@ def _widen(estimate: Estimate) -> Estimate:
     sentence = (
         f"NCCL's watchdog, which checks every 100 ms, has freed DDP's first buckets before the second step peaks; "
         f"{_describe_step(estimate)} may be too short for that (it was in {SEEN}), and then the second "
-        f"step peaks {size(more_bytes)} higher, which is in the interval"
+        f"step peaks {format_size(more_bytes)} higher, which is in the interval"
     )
     peak = replace(estimate.peak, high_bytes=estimate.peak.high_bytes + more_bytes)
     coverage = replace(estimate.coverage, assumed=(*estimate.coverage.assumed, sentence))
@@ -57,7 +57,7 @@ def _averages_by_ddp(plan: Plan, cluster: Cluster) -> bool:
     """Return True if DDP averages gradients over several ranks of GPUs."""
     if not averages_by_ddp(plan) or cluster.device.id == CPU:
         return False
-    return axes(plan, cluster.gpus, cluster.gpus_per_node).data_parallel > 1
+    return make_mesh(plan, cluster.gpus, cluster.gpus_per_node).data_parallel > 1
 
 
 def _is_certain(estimate: Estimate) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from tonnage.errors import UnreadableFile
-from tonnage.units import gib
+from tonnage.units import format_gib
 
 SCHEMA_VERSION: Final = 1
 
@@ -24,7 +24,7 @@ CATEGORIES: Final = (
     "cached",
     "runtime",
 )
-"""What the bytes of a process are for.  `cached`: reserved by the allocator but not allocated at the peak
+"""Categories of a process's bytes.  `cached`: reserved by the allocator but not allocated at the peak
 (fragmentation and slack); `runtime`: CUDA context, loaded kernels, NCCL: everything outside the allocator.
 """
 
@@ -109,7 +109,7 @@ class OutOfMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """What the numbers are based on."""
+    """The basis of the numbers."""
 
     run: tuple[str, ...] = ()
     """Parts that really ran."""
@@ -164,7 +164,7 @@ class Estimate:
     time: dict[str, Any]
     """step_seconds, tokens_per_second_per_gpu, mfu, bound_by; each null until it is priced."""
     coverage: Coverage
-    """What the numbers are based on."""
+    """The basis of the numbers."""
     oom: OutOfMemory | None = None
     """Set if the GPU was full."""
     curve: tuple[Moment, ...] = ()
@@ -217,8 +217,8 @@ class Estimate:
     def verdict(self) -> str:
         """Return one sentence: fits or not, with the numbers that decide."""
         capacity = self.cluster.get("capacity_bytes")
-        need = gib(self.peak.process_bytes)
-        where = f"of {gib(capacity)}" if capacity else ""
+        need = format_gib(self.peak.process_bytes)
+        where = f"of {format_gib(capacity)}" if capacity else ""
         if self.fits:
             return f"fits: {need} {where}".rstrip()
         return f"does not fit: out of memory in {self.oom.phase if self.oom else self.peak.phase} ({need} {where})"

@@ -16,8 +16,8 @@ from tonnage.estimates.sources import Options, open_source
 from tonnage.estimates.step_time import with_time
 from tonnage.estimates.summary import Run, summarise
 from tonnage.shallow.few import is_repetitive
-from tonnage.timing.scores import avoidable_bytes, sparing_attention
-from tonnage.trace.gc_paused import uncollected
+from tonnage.timing.scores import avoidable_score_bytes, find_sparing_attention
+from tonnage.trace.gc_paused import gc_paused
 from tonnage.trace.trace import Trace
 from tonnage.trainers.cases import check
 
@@ -62,7 +62,7 @@ def estimate(
             raise UsageError(f"Rank {rank!r} does not exist: the cluster has ranks 0 to {case.cluster.gpus - 1}.")
         ranks = case.mesh.different if rank is None else (rank,)
         traces = [opened.trace(case, each_rank, steps) for each_rank in ranks]
-    with uncollected():  # a summary creates many small objects that all stay
+    with gc_paused():  # a summary creates many small objects that all stay
         run = _sum_up(traces, case, steps + source_options.repeated)
     return _mark_as_cached(run) if opened.reused == len(ranks) else run
 
@@ -104,8 +104,8 @@ def _sum_up(traces: list[Trace], case: Case, steps: int) -> Run:
             "name": model["name"],
             "source": model["source"],
             "vocab_size": model["config"].get("vocab_size"),
-            "scores_bytes": avoidable_bytes(case),
-            "sparing_attention": sparing_attention(case),
+            "scores_bytes": avoidable_score_bytes(case),
+            "sparing_attention": find_sparing_attention(case),
             "words": model["config"].get("vocab_size") is not None or "text_config" in model["config"],
         },
         job=job,

@@ -20,9 +20,9 @@ from tonnage.meta import scope
 from tonnage.shallow.continuing import continued, requests_of
 from tonnage.shallow.few import depths_to_continue, layers_of, roomy, with_layers
 from tonnage.shallow.requests import Requests
-from tonnage.trace.operations import Worked
+from tonnage.trace.operations import StepOperations
 from tonnage.trace.trace import Trace
-from tonnage.units import counted
+from tonnage.units import pluralise
 from tonnage.workers.worker import Worker, request
 
 ALLOCATORS: Final = ("expandable", "default")
@@ -57,7 +57,7 @@ class Cpu:
         _check_torch()
         from tonnage.meta import recording  # imports torch
 
-        self.progress(f"recording {counted(steps, 'step')} on the CPU without computing them")
+        self.progress(f"recording {pluralise(steps, 'step')} on the CPU without computing them")
         return recording.run(case, rank=rank, steps=steps)
 
 
@@ -81,7 +81,7 @@ class Meta:
         _check_torch()
         from tonnage.meta import step  # imports torch
 
-        self.progress(f"imitating {counted(steps, 'step')} on one {case.cluster.device.id}")
+        self.progress(f"imitating {pluralise(steps, 'step')} on one {case.cluster.device.id}")
         trace = step.run(case, rank=rank, steps=steps)
         if key is not None and key == _key(case, None, source="meta", rank=rank, steps=steps):
             cache.keep(key, trace, None)
@@ -99,7 +99,7 @@ class Ghost:
     torch_version: str | None = None
     """The torch of a new worker; None: the installed one."""
     repeated: int = 0
-    """How many more times a single step's requests are repeated, without the program."""
+    """Further repetitions of a single step's requests, without the program."""
     few_layers: bool = False
     """True to let networks of a few layers replace a deep one (`tonnage.shallow`)."""
     fresh: bool = False
@@ -142,7 +142,7 @@ class Ghost:
             trace = run(steps=steps + self.repeated)  # a repetition has no stack to report
         return trace
 
-    def _count(self, case: Case, rank: int) -> Worked | None:
+    def _count(self, case: Case, rank: int) -> StepOperations | None:
         """Return the operations of a step; None if its second one cannot run while they are counted."""
         self.progress("counting the operations of a step, for its seconds")
         worker = self._start_worker(case)
@@ -164,8 +164,8 @@ class Ghost:
             replace(case, job=with_layers(case.job, depth), cluster=roomy(case.cluster)) for depth in depths
         ]
         try:
-            runs = [source._trace_under_any_allocator(one, rank) for one in shallow_cases]
-            keys = [source._key(_with_allocator(one, ALLOCATORS[0]), rank, 1) for one in shallow_cases]
+            runs = [source._trace_under_any_allocator(shallow, rank) for shallow in shallow_cases]
+            keys = [source._key(_with_allocator(shallow, ALLOCATORS[0]), rank, 1) for shallow in shallow_cases]
             requests = _requests((*keys, layers), partial(requests_of, runs, depths, layers))
         except CannotEstimate:
             if worker.closed:  # it died with that error
@@ -182,13 +182,13 @@ class Ghost:
         What a program requests does not depend on the allocator.
         """
         cases = (case, *(_with_allocator(case, allocator) for allocator in ALLOCATORS))
-        kept = (_find(self._key(one, rank, 1), self.fresh) for one in cases)
-        return next((trace for trace in kept if trace is not None), None) or self.trace(case, rank, 1)
+        cached = (_find(self._key(variant, rank, 1), self.fresh) for variant in cases)
+        return next((trace for trace in cached if trace is not None), None) or self.trace(case, rank, 1)
 
     def _start_worker(self, case: Case, steps: int = 1) -> Worker:
         if self.worker is None:
             self.worker = self.stack.enter_context(_start(self.torch_version, self.progress))
-            steps_made = counted(steps + self.repeated, "step")
+            steps_made = pluralise(steps + self.repeated, "step")
             self.progress(f"running {steps_made} on a ghost {case.cluster.device.id}")
         return self.worker
 
@@ -226,7 +226,7 @@ def _open_meta(options: Options, stack: ExitStack) -> Source:
 
 
 SOURCES: Final[Mapping[str, Callable[[Options, ExitStack], Source]]] = {"ghost": _open_ghost, "meta": _open_meta}
-"""What `--source` takes.  `real` Traces are recorded, not estimated."""
+"""Values of `--source`.  `real` Traces are recorded, not estimated."""
 
 
 def open_source(name: str, case: Case, options: Options, stack: ExitStack) -> Source:

@@ -11,18 +11,18 @@ from tonnage.errors import CannotEstimate, UnknownNetwork
 from tonnage.estimates.estimate import Estimate
 from tonnage.estimates.summary import Run
 from tonnage.job import Job
-from tonnage.mesh import axes
+from tonnage.mesh import make_mesh
 from tonnage.plans import Plan
-from tonnage.timing.blend import averaged, blended, padded_lengths
-from tonnage.timing.replay import priced
+from tonnage.timing.blend import average_steps, blend_recomputation, padded_lengths
+from tonnage.timing.replay import replay_step
 from tonnage.timing.software import software_of
 from tonnage.timing.stacks import stacks
 from tonnage.timing.timing import STACKED, Timing, timing, together
 from tonnage.timing.work import Work
-from tonnage.trace.operations import Worked
+from tonnage.trace.operations import StepOperations
 
 
-def with_time(run: Run, case: Case, seen: Sequence[Worked] = ()) -> Run:
+def with_time(run: Run, case: Case, seen: Sequence[StepOperations] = ()) -> Run:
     """Return the run with the seconds of a step in its estimate, or with a sentence why they are not known.
 
     `seen` has the operations of a step of each rank for which they were counted.
@@ -58,7 +58,7 @@ def price_of_run(estimate: Estimate, case: Case) -> Timing:
         price(Case(case.job, replace(plan, checkpointing=kind, activation_offload=offload), case.cluster))
         for kind in ("none", "full", "selective")
     )
-    return blended(none, full, selective, run_again)
+    return blend_recomputation(none, full, selective, run_again)
 
 
 def is_better_seen(case: Case) -> bool:
@@ -86,7 +86,11 @@ def _has_stacks(job: Job) -> bool:
 
 
 def played(
-    estimate: Estimate, seen: Sequence[Worked], cluster: Cluster, job: Job | None = None, plan: Plan | None = None
+    estimate: Estimate,
+    seen: Sequence[StepOperations],
+    cluster: Cluster,
+    job: Job | None = None,
+    plan: Plan | None = None,
 ) -> Estimate:
     """Return the estimate with the seconds of a step from its counted operations; a script has neither job nor
     plan.
@@ -94,7 +98,7 @@ def played(
     try:
         if plan is not None:
             _check_independent(plan)
-        timings = (priced(operations, cluster, software_of("tonnage")) for operations in seen)
+        timings = (replay_step(operations, cluster, software_of("tonnage")) for operations in seen)
         slowest = max(timings, key=lambda timing: timing.step_seconds)
     except CannotEstimate as error:
         return saying(estimate, f"time: unknown. {error}")
@@ -125,7 +129,7 @@ def _check_independent(plan: Plan) -> None:
 def _tokens_per_gpu(case: Case) -> float:
     """Return the tokens of the step on each GPU."""
     job = case.job
-    layout = axes(case.plan, case.cluster.gpus, case.cluster.gpus_per_node)
+    layout = make_mesh(case.plan, case.cluster.gpus, case.cluster.gpus_per_node)
     return job.seq_len * job.micro_batch * job.grad_accum * layout.data_parallel / layout.ranks
 
 
@@ -181,7 +185,7 @@ def _price_lengths(case: Case) -> Timing:
         priced_length = price(Case(equal_lengths, case.plan, case.cluster))
         weights[priced_length] = weights.get(priced_length, 0.0) + weight
     filled = mean(lengths) / sum(length * weight for length, weight in padded.items())
-    average = averaged(weights, filled)
+    average = average_steps(weights, filled)
     sentence = f"time: an average over the drawn lengths; only the {100 * filled:.0f} % without padding are counted"
     return replace(average, assumed=(*average.assumed, sentence))
 

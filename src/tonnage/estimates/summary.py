@@ -27,7 +27,7 @@ from tonnage.meta.scope import IMITATION, RESERVED_RESIDUAL
 from tonnage.recorder.tonnage_recorder.layout import ACTIONS
 from tonnage.trace.communicators import Communicators
 from tonnage.trace.trace import Mark, Trace
-from tonnage.units import counted, size
+from tonnage.units import format_size, pluralise
 
 CURVE_POINTS: Final = 400
 """Most points of the memory curve; between them the highest counts."""
@@ -204,7 +204,7 @@ def _iterate_stretches(walked: Timeline) -> Iterator[_Stretch]:
         return iter(())
     marks = map(walked.marks.__getitem__, walked.turns.tolist())
     by_mark = (walked.allocated_by_mark, walked.reserved_by_mark)
-    return zip(marks, *(np.maximum.reduceat(each, walked.turns).tolist() for each in by_mark), strict=True)
+    return zip(marks, *(np.maximum.reduceat(levels, walked.turns).tolist() for levels in by_mark), strict=True)
 
 
 def units_of(besides: Sequence[bool]) -> list[range]:
@@ -265,8 +265,8 @@ def _coverage(trace: Trace, walked: Timeline, outside: Overhead, cluster: Cluste
     by = "on fake tensors" if trace.source == "meta" else "with its caching allocator"
     run = [f"{_describe_steps(trace)} of torch {torch} {by}, {trace.event_count} events"]
     if trace.alike:
-        run.append(f"{counted(trace.alike, 'micro-batch')} by the requests of the one before, without the program")
-    modelled = [f"memory outside the allocator, {size(outside.bytes)}: {'; '.join(outside.source)}"]
+        run.append(f"{pluralise(trace.alike, 'micro-batch')} by the requests of the one before, without the program")
+    modelled = [f"memory outside the allocator, {format_size(outside.bytes)}: {'; '.join(outside.source)}"]
     if _is_imitated(trace):
         modelled = [*IMITATION, *modelled]
     if calls := _list_calls(trace.unknown_calls):
@@ -303,11 +303,11 @@ def _describe_steps(trace: Trace) -> str:
         *few, layers = trace.layers
         return (
             f"1 optimizer step of {', '.join(map(str, few[:-1]))} and {few[-1]} layers, and from their requests "
-            f"those of {layers} layers {counted(trace.steps, 'time')}, without the program,"
+            f"those of {layers} layers {pluralise(trace.steps, 'time')}, without the program,"
         )
     if trace.repeated:
         return f"1 optimizer step, and {trace.steps - 1} more by its requests alone,"
-    return counted(trace.steps, "optimizer step")
+    return pluralise(trace.steps, "optimizer step")
 
 
 def _list_calls(counts: Mapping[str, int]) -> str:
@@ -348,7 +348,7 @@ def _note_lengths(job: dict[str, Any], steps: Sequence[StepPeak]) -> list[str]:
     cut = [length for length in map(int, job["lengths"]) if length > job["seq_len"]]
     note = f"Steps with the longest sequences alone: {_describe_highest(longest)}"
     if cut:
-        share = f"{len(cut)} of {counted(len(job['lengths']), 'length')}"
+        share = f"{len(cut)} of {pluralise(len(job['lengths']), 'length')}"
         note = f"Cut at seq-len, {job['seq_len']:,} tokens: {share}, up to {max(cut):,}. {note}"
     if not drawn:
         return [f"{note}. No lengths were drawn: that begins with step {LONGEST_STEPS + 1}, give more --steps."]
@@ -357,14 +357,14 @@ def _note_lengths(job: dict[str, Any], steps: Sequence[StepPeak]) -> list[str]:
 
 def _describe_highest(steps: Sequence[StepPeak]) -> str:
     allocated, reserved = max(step.allocated_bytes for step in steps), max(step.reserved_bytes for step in steps)
-    return f"{size(allocated)} allocated and {size(reserved)} reserved at most"
+    return f"{format_size(allocated)} allocated and {format_size(reserved)} reserved at most"
 
 
 def _note_events(trace: Trace, walked: Timeline) -> list[str]:
     """Return notes on other GPUs, missing steps, recovered shortages and managed memory."""
     notes = [
-        f"The process also used GPU {other['index']}: at most {size(other['allocated_bytes'])} allocated, "
-        f"{size(other['reserved_bytes'])} reserved. These figures are of GPU {trace.device.get('index', 0)}, "
+        f"The process also used GPU {other['index']}: at most {format_size(other['allocated_bytes'])} allocated, "
+        f"{format_size(other['reserved_bytes'])} reserved. These figures are of GPU {trace.device.get('index', 0)}, "
         "which was the fullest."
         for other in trace.device.get("others", ())
     ]
@@ -376,11 +376,12 @@ def _note_events(trace: Trace, walked: Timeline) -> list[str]:
         times = "once" if trace.peaks["ooms"] == 1 else f"{trace.peaks['ooms']} times"
         notes.append(
             f"The program ran out of memory {times} and recovered by itself; "
-            f"after that at most {size(_peak_after_recovery(trace, walked))} were allocated."
+            f"after that at most {format_size(_peak_after_recovery(trace, walked))} were allocated."
         )
     if managed := trace.host.get("managed_bytes", 0):
         notes.append(
-            f"{size(managed)} of managed memory (a paged optimizer's states) are in no figure of the GPU, which "
+            f"{format_size(managed)} of managed memory (a paged optimizer's states) are in no figure of "
+            f"the GPU, which "
             "pages in what it uses and pages it out again when it is full: as long as there is room, nvidia-smi "
             "shows them in the GPU's use, not in the process's."
         )

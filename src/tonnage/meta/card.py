@@ -177,9 +177,9 @@ def _new_dtensor_with_keys() -> Callable[..., DTensor]:
         if local.device != CARD:
             return tensor
         with torch._C._DisableTorchDispatch():  # the next call detaches it, which would make another one
-            found = torch.Tensor._make_subclass(cls, tensor, requires_grad, device_for_backend_keys=CARD)
-        found._spec, found._local_tensor = spec, local
-        return found
+            with_keys = torch.Tensor._make_subclass(cls, tensor, requires_grad, device_for_backend_keys=CARD)
+        with_keys._spec, with_keys._local_tensor = spec, local
+        return with_keys
 
     return made
 

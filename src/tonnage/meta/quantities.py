@@ -141,7 +141,7 @@ def _convolution_backward(args: Any, kwargs: Any, result: Any) -> Quantities:
         "result": _size_bytes(gradient),
         "one": 1,
     }
-    wanted = " ".join(name for name, each in zip(("image", "filter", "bias"), args[-1], strict=True) if each)
+    wanted = " ".join(name for name, is_set in zip(("image", "filter", "bias"), args[-1], strict=True) if is_set)
     strided = "" if gradient.is_contiguous() else " strided"
     return Quantities(f"{_element_size(image)} to {wanted}{strided}", numbers)
 

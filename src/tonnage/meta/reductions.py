@@ -40,7 +40,7 @@ def of(shape: Sequence[int], strides: Sequence[int], dims: Sequence[int] | None)
     for place, (size, stride) in enumerate(zip(shape, strides, strict=True)):
         if size != 1:
             sides[place in reduced_dims].append((size, stride))
-    kept, reduced = (_merge_neighbours(sorted(side, key=lambda each: each[1])) for side in sides)
+    kept, reduced = (_merge_neighbours(sorted(side, key=lambda dimension: dimension[1])) for side in sides)
     return Input(kept, reduced)
 
 

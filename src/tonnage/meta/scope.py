@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from tonnage.options import listed, options, spelled
+from tonnage.options import is_accepted, options, spell_option
 from tonnage.techniques.technique import Refusal
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def refusals(case: Case) -> Iterator[Refusal]:
         for item, _ in options(type(value)):
             chosen = getattr(value, item.name)
             known = IMITATED.get(item.name, ())
-            if chosen != item.default and known != ANY and not listed(str(chosen), known):
-                yield _refusal(f"{spelled(item.name)}={chosen}", "it does not imitate this")
+            if chosen != item.default and known != ANY and not is_accepted(str(chosen), known):
+                yield _refusal(f"{spell_option(item.name)}={chosen}", "it does not imitate this")
 
 
 def _refusal(technique: str, reason: str) -> Refusal:

@@ -1,9 +1,9 @@
-"""Questions to the search as users ask them, from the command line and from Python alike, and their answers."""
+"""The entrance to the search, for the command line and for Python: make a Question from options, and answer it."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from tonnage.case import check_idle
+from tonnage.case import check_unused
 from tonnage.cluster import Cluster
 from tonnage.job import check_said
 from tonnage.planner.contradictions import check_possible
@@ -24,11 +24,10 @@ def ask(
     offline: bool = False,
     **limits: Any,
 ) -> Question:
-    """Return the Question for a job under `options`, of which those that the user `said` (default: all) stay fixed.
+    """Return the Question for a job under `options`; the search keeps those that the user `said` (default: all).
 
     `limits` are further fields of the Question.  Raises UsageError.
     """
-
     said = options if said is None else said
     check_find_options(find, said)
     methods = parse_methods(said.get("method", ""))
@@ -37,16 +36,15 @@ def ask(
     if not methods:
         check_said(said, job)
     cluster = initial_cluster(find, cards, given)
-    asked = Question(job=job, plan=given, cluster=cluster, stated=tuple(said), methods=methods, **limits)
-    check_idle(said, given, most_gpus(find, cluster), asked.is_undecided)
-    if find is None:  # else cards, lengths and batches are tried that nobody has said
-        check_possible(asked)
-    return asked
+    question = Question(job=job, plan=given, cluster=cluster, stated=tuple(said), methods=methods, **limits)
+    check_unused(said, given, most_gpus(find, cluster), question.is_undecided)
+    if find is None:  # `find` tries other GPUs, lengths and batches than those of the question
+        check_possible(question)
+    return question
 
 
 def answer(asked: Question, find: str | None = None, **how: Any) -> Solution:
-    """Return the plans for a question, or the limit that `find` names; `how` as in `solve`."""
+    """Return the plans for a question, or the limit that `find` names; `how` are arguments of `solve`."""
     if find is not None:
         return find_limit(find, asked, **how)
-
     return solve(asked, **how)

@@ -8,7 +8,7 @@ decides in which order candidates are run.
 from functools import lru_cache
 from typing import Final
 
-from tonnage.options import varied
+from tonnage.options import replace_checked
 from tonnage.plans import CHUNK_TOKENS, Plan
 from tonnage.techniques.activation_offload import SMALL_BYTES
 from tonnage.timing.memory import STATE_BYTES, kept_bytes, logit_bytes, used_bytes
@@ -141,7 +141,7 @@ def bound_host_memory(shape: Shape, work: Work, plan: Plan) -> int:
     """
     if all(place == "none" for place in (plan.activation_offload, plan.optimizer_offload, plan.param_offload)):
         return 0
-    on_card = varied(work, {"param_offload": False, "optimizer_offload": 0.0, "activation_offload": False})
+    on_card = replace_checked(work, {"param_offload": False, "optimizer_offload": 0.0, "activation_offload": False})
     weights, _, states = _held_bytes(shape, on_card)
     offloaded = 0.0
     if plan.param_offload == "cpu":

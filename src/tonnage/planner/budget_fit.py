@@ -134,7 +134,7 @@ class _BudgetFit:
     full: Priced
     """With full checkpointing."""
     run: Estimate
-    """Of that."""
+    """The estimate of that candidate."""
     next_bytes: int | None = None
     """The next budget to try; None: no further run is worth it."""
     held_bytes: int = 0

@@ -49,7 +49,7 @@ class CandidatePool:
     impossible: set[Priced] = field(default_factory=set)
     """Those that are refused without a run."""
     expectation: Expectation = field(default_factory=Expectation)
-    """What the runs so far say about the others."""
+    """Expected needs of the other candidates, from the runs so far."""
 
     @property
     def capacity_bytes(self) -> int:

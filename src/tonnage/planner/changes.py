@@ -1,4 +1,9 @@
-"""A trainer's file that was read in: what it would use, and what to change in it, by its own names."""
+"""A trainer's settings file beside the best plan: the memory that it needs, and which of its settings to change.
+
+For a DeepSpeed file with ZeRO-3, if the best plan needs only ZeRO-2:
+
+    zero_optimization.stage = 2 (now 3)
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from tonnage.case import Case
 from tonnage.errors import TonnageError
 from tonnage.estimates import predict
-from tonnage.options import spelled
+from tonnage.options import spell_option
 from tonnage.trainers import cases
-from tonnage.units import gib
+from tonnage.units import format_gib
 
 if TYPE_CHECKING:
     from tonnage.cluster import Cluster
@@ -19,13 +24,13 @@ if TYPE_CHECKING:
     from tonnage.job import Job
     from tonnage.planner.solution import Candidate
     from tonnage.plans import Plan
-    from tonnage.trainers.reading import Given
+    from tonnage.trainers.reading import TrainerConfig
 
 SCRIPTS: Final = "job."
-"""What stands before the names of settings that are a script's, which the trainer's file has no place for."""
+"""Prefix of the names of settings that belong in the training script; the trainer's file has none for them."""
 
 _NEWER: Final = {"gradient_checkpointing": "activation_checkpointing"}
-"""What settings of the Trainer's are called now, by the names that older files use."""
+"""Present name of each setting of the Trainer that older files call by another name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,36 +38,37 @@ class Change:
     """One setting to change."""
 
     key: str
-    """The target's own name; `SCRIPTS` stands before what its script says."""
+    """The target's own name of the setting; the prefix `SCRIPTS` marks a setting of the script."""
     before: Any
-    """What the file says; None where it is silent."""
+    """Value in the file; None if the file does not set it."""
     after: Any
-    """What the best plan says; None where it does not."""
+    """Value in the best plan; None if the plan does not set it."""
 
     def __str__(self) -> str:
-        named = f"in your script, {key}" if (key := self.key.removeprefix(SCRIPTS)) != self.key else key
+        key = self.key.removeprefix(SCRIPTS)
+        name = f"in your script, {key}" if key != self.key else key
         if self.after is None:
-            return f"{named}: leave it out (now {self.before})"
-        return f"{named} = {self.after}" + ("" if self.before is None else f" (now {self.before})")
+            return f"{name}: leave it out (now {self.before})"
+        return f"{name} = {self.after}" + ("" if self.before is None else f" (now {self.before})")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
-    """A file beside the best plan for the same job."""
+    """A trainer's settings file compared with the best plan for the same job."""
 
-    given: Given
-    """The file."""
+    given: TrainerConfig
+    """The settings file."""
     estimate: Estimate | None
-    """Of exactly what it says; None where that cannot be run."""
+    """The estimate of exactly the settings of the file; None if they cannot be run."""
     refusal: str | None
-    """Why it cannot."""
+    """The reason why they cannot be run."""
     changes: tuple[Change, ...]
-    """What to change; empty where no plan was found, or the file says the best one already."""
+    """Settings to change; empty if no plan was found or the file is the best one already."""
     silent: Mapping[str, str]
-    """What the file does not say, nor anybody else, and is only likely."""
+    """Assumption for each option that neither the file nor the user sets."""
 
     def to_json(self) -> dict[str, Any]:
-        """As in `plan --from FILE --json`."""
+        """Return the part `given` of the document that `plan --from FILE --json` prints."""
         return {
             "target": self.given.target,
             "options": dict(self.given.options),
@@ -74,29 +80,34 @@ class Beside:
         }
 
     def text(self) -> str:
-        """As `plan --from FILE` prints it below the plans."""
+        """Return the text that `plan --from FILE` prints below the plans."""
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:
         yield ""
         if self.estimate is not None:
-            fits = "fits," if self.estimate.fits else "does not fit, more than"  # it asked for more than it got
-            peak, capacity = self.estimate.peak.process_bytes, self.estimate.cluster["capacity_bytes"]
-            yield f"As the file of {self.given.target} is: {fits} {gib(peak)} of {gib(capacity)} a GPU."
+            peak, capacity = (
+                format_gib(self.estimate.peak.process_bytes),
+                format_gib(self.estimate.cluster["capacity_bytes"]),
+            )
+            if self.estimate.fits:
+                yield f"The {self.given.target} file as it is fits: {peak} of {capacity} on each GPU."
+            else:  # the peak is that before the allocation that failed
+                yield f"The {self.given.target} file as it is does not fit: it needs more than {peak} of {capacity}."
         else:
-            yield f"As the file of {self.given.target} is, it cannot be run here: {self.refusal}"
+            yield f"The {self.given.target} file as it is cannot be run here: {self.refusal}"
         yield from (f"  {option}: {line}" for option, line in self.silent.items())
         if self.changes:
-            yield "What to change for the best plan:"
+            yield "Change for the best plan:"
         for change in self.changes:
             yield f"  {change}"
         if self.given.not_understood:
-            yield "Not understood, and not counted:"
+            yield "Not understood, and left out of the estimate:"
         yield from (f"  {line}" for line in self.given.not_understood)
 
 
 def beside(
-    given: Given,
+    given: TrainerConfig,
     said: Mapping[str, Any],
     model: str,
     cluster: Cluster,
@@ -106,81 +117,86 @@ def beside(
     torch_version: str | None = None,
     progress: Any = lambda text: None,
 ) -> Beside:
-    """Run what the file says, and compare its settings with those of the best plan."""
-    exactly = given.exactly(said, cluster.gpus)
+    """Run the settings of the file, overridden by those that the user `said`, and compare them with the best plan."""
+    options = given.exactly(said, cluster.gpus)
     silent = {option: line for option, line in given.silent.items() if option not in said}
-
-    def changes() -> tuple[Change, ...]:
-        return () if best is None else tuple(_changes(given, exactly, best, model, cluster, offline))
-
+    estimate, refusal = None, None
     try:
-        case = cases.ask(model, cluster, exactly, offline=offline)
-        found = predict.answer(case, torch_version=torch_version, progress=progress).estimate
+        case = cases.ask(model, cluster, options, offline=offline)
+        estimate = predict.answer(case, torch_version=torch_version, progress=progress).estimate
     except TonnageError as error:
-        return Beside(given=given, estimate=None, refusal=str(error), changes=changes(), silent=silent)
-    return Beside(given=given, estimate=found, refusal=None, changes=changes(), silent=silent)
+        refusal = str(error)
+    changes = () if best is None else tuple(_list_changes(given, options, best, model, cluster, offline))
+    return Beside(given=given, estimate=estimate, refusal=refusal, changes=changes, silent=silent)
 
 
-def _changes(
-    given: Given, exactly: Mapping[str, Any], best: Candidate, model: str, cluster: Cluster, offline: bool
+def _list_changes(
+    given: TrainerConfig, options: Mapping[str, Any], best: Candidate, model: str, cluster: Cluster, offline: bool
 ) -> Iterator[Change]:
-    """Both said in the target's words, and compared; what it has no words for, the plan's own listing shows."""
+    """Yield the settings of the target that differ between the file and the best plan.
+
+    A part of the plan that the target has no setting for is not among them; the listing of the plan shows it.
+    """
     try:
-        wanted = _settings(given, best.job, best.plan, model, cluster)
-        found = _settings(given, *cases.request(model, offline=offline, **exactly), model, cluster)
+        planned = _export_settings(given, best.job, best.plan, model, cluster)
+        present = _export_settings(given, *cases.request(model, offline=offline, **options), model, cluster)
     except TonnageError:
         return
-    older = {_NEWER[key] for key in given.document if key in _NEWER}
-    for key in dict.fromkeys([*wanted, *found]):
-        if key in older:
-            continue  # told below, by the name that the file has
-        before, after = given.document.get(key, found.get(key)), wanted.get(key)
+    renamed = {_NEWER[key] for key in given.document if key in _NEWER}
+    for key in dict.fromkeys([*planned, *present]):
+        if key in renamed:
+            continue  # listed below, by the name that the file has
+        before, after = given.document.get(key, present.get(key)), planned.get(key)
         if after is None and key not in given.document and not key.startswith(SCRIPTS):
-            continue  # nothing of the file's that could be left out
-        if found.get(key) != after and before != after:  # a default of ours may be said already
+            continue  # the file has no such setting to leave out
+        if present.get(key) != after and before != after:  # the file may have the planned value, under our default
             yield Change(key=key, before=before, after=after)
-    for option, key in given.keys.items():  # another name for what the target calls otherwise where it is written
-        if key in given.document and key not in {*wanted, *found} and _differs(option, exactly, best):
-            after = wanted.get(_NEWER.get(key, "")) or None
+    for option, key in given.keys.items():  # keys of the file that an export writes under another name
+        if key in given.document and key not in {*planned, *present} and _is_changed(option, options, best):
+            after = planned.get(_NEWER.get(key, "")) or None
             if after != given.document[key]:
                 yield Change(key=key, before=given.document[key], after=after)
 
 
-def _differs(option: str, exactly: Mapping[str, Any], best: Candidate) -> bool:
-    """Whether the best plan has another value of an option than the file."""
+def _is_changed(option: str, options: Mapping[str, Any], best: Candidate) -> bool:
+    """Return True if the file sets an option and the best plan has another value of it."""
     chosen = getattr(best.job if hasattr(best.job, option) else best.plan, option)
-    return option in exactly and bool(exactly[option] != chosen)
+    return option in options and bool(options[option] != chosen)
 
 
-def wordless(given: Given) -> tuple[str, ...]:
-    """What a search must leave out, for the target to have words for its plans; nothing where an engine says so."""
+def wordless(given: TrainerConfig) -> tuple[str, ...]:
+    """Return the options and values that the target has no setting for, so that a search can leave them out.
+
+    If the file names an engine, the engine itself refuses them and nothing is returned.
+    """
     from tonnage.planner.values import AXES, FREE, ORDER
     from tonnage.plans import Plan
     from tonnage.timing.scores import SPARING
-    from tonnage.trainers import export as exports
+    from tonnage.trainers import export
 
     if "engine" in given.options:
         return ()
-    target = exports.target(given.target)
+    target = export.target(given.target)
     default = Plan()
-    values = [(name, value) for name, several in ORDER.items() for value in several]
-    values += [
+    pairs = [(name, value) for name, values in ORDER.items() for value in values]
+    pairs += [
         *FREE.items(),
         *(("attention", value) for value in SPARING),
         *((name, 2) for name in AXES),
         ("checkpointing", "budget=1GiB"),
     ]
-    missing = [pair for pair in values if not target.has_words(*pair, getattr(default, pair[0]))]
+    missing = [pair for pair in pairs if not target.has_words(*pair, getattr(default, pair[0]))]
     return tuple(
-        spelled(name) if isinstance(value, bool | int) else f"{spelled(name)}={value.partition('=')[0]}"
+        spell_option(name) if isinstance(value, bool | int) else f"{spell_option(name)}={value.partition('=')[0]}"
         for name, value in missing
     )
 
 
-def _settings(given: Given, job: Job, plan: Plan, model: str, cluster: Cluster) -> Mapping[str, Any]:
+def _export_settings(given: TrainerConfig, job: Job, plan: Plan, model: str, cluster: Cluster) -> Mapping[str, Any]:
+    """Return a plan as settings of the file's target, and the environment variables that it needs."""
     from tonnage.techniques import environment
-    from tonnage.trainers import export as exports
+    from tonnage.trainers import export
 
-    made = exports.export(Case(job, plan, cluster), model, exports.target(given.target))
-    around = {f"{name} (environment)": value for name, value in environment(plan).items()}
-    return {**made.settings, **around}
+    exported = export.export(Case(job, plan, cluster), model, export.target(given.target))
+    variables = {f"{name} (environment)": value for name, value in environment(plan).items()}
+    return {**exported.settings, **variables}

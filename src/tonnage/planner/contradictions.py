@@ -12,10 +12,11 @@ from functools import partial
 from typing import Any
 
 from tonnage.case import Case
+from tonnage.catalog.families import learned_positions
 from tonnage.errors import UsageError
 from tonnage.job import check_sequences
-from tonnage.mesh import axes
-from tonnage.options import spelled, varied
+from tonnage.mesh import make_mesh
+from tonnage.options import replace_checked, spell_option
 from tonnage.planner.question import Question
 from tonnage.planner.solution import Candidate
 from tonnage.planner.space import list_candidates
@@ -34,7 +35,7 @@ def check_possible(question: Question) -> None:
 
     Raises UnreadableModel for a type that transformers does not know.
     """
-    check_sequences(question.job)
+    check_sequences(question.job, learned_positions(question.job.model))
     if question.job.model.kind == "config":
         check_type(question.job.model.config)
     stated = _as_stated(question)
@@ -61,10 +62,10 @@ def _list_loosened(question: Question) -> Iterator[tuple[str, Question]]:
         changes[f"--without {word}"] = {"without": tuple(other for other in question.without if other != word)}
     for item in fields(Plan):
         if question.is_stated(item.name):
-            plan = varied(question.plan, {item.name: item.default})
+            plan = replace_checked(question.plan, {item.name: item.default})
             stated = tuple(other for other in question.stated if other != item.name)
             value = getattr(question.plan, item.name)
-            words = f"--{spelled(item.name)}" if value is True else f"--{spelled(item.name)} {value}"
+            words = f"--{spell_option(item.name)}" if value is True else f"--{spell_option(item.name)} {value}"
             changes[words] = {"plan": plan, "stated": stated}
     if question.only_micro_batch is not None:
         changes[f"--micro-batch {question.only_micro_batch}"] = {"only_micro_batch": None}
@@ -76,7 +77,7 @@ def _list_loosened(question: Question) -> Iterator[tuple[str, Question]]:
 def _as_stated(question: Question) -> Candidate | None:
     """Return the stated options with the defaults of the others; None if they do not divide ranks and batch."""
     try:
-        layout = axes(question.plan, question.cluster.gpus, question.cluster.gpus_per_node)
+        layout = make_mesh(question.plan, question.cluster.gpus, question.cluster.gpus_per_node)
         return Candidate(job=question.job.on_ranks(layout.data_parallel), plan=question.plan)
     except UsageError:
         return None

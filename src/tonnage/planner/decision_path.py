@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from tonnage.options import spelled
+from tonnage.options import spell_option
 from tonnage.planner.probe import Need, need_of
 from tonnage.planner.question import Question
 from tonnage.planner.reasons import STATES, shares_nothing, with_plan
@@ -91,5 +91,5 @@ def _describe_value(name: str, value: Any) -> str:
     if name in ("shard", "precision", "optimizer"):
         return str(value)
     if isinstance(value, bool):
-        return spelled(name)
-    return f"{spelled(name)} {value}"
+        return spell_option(name)
+    return f"{spell_option(name)} {value}"

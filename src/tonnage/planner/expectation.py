@@ -41,7 +41,7 @@ class _Run:
     need_bytes: int
     """Peak of the process; for a probe without the allocator's cached blocks."""
     is_probe: bool
-    """Whether only a few layers were run."""
+    """True if only a few layers were run."""
 
 
 class Expectation:

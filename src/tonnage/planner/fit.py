@@ -1,4 +1,4 @@
-"""Whether a run fits: the card with its headroom, and the host's memory."""
+"""Decide if a run fits the card less its headroom and the host's memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tonnage.estimates.estimate import Estimate
 from tonnage.planner.pricing import Priced
 from tonnage.planner.question import Question
-from tonnage.units import gib
+from tonnage.units import format_gib
 
 
 class Fitting(NamedTuple):
@@ -45,12 +45,12 @@ def fits_host(needed_bytes: int, question: Question) -> bool:
 
 def explain_host_limit(needed_bytes: int, question: Question, *, at_least: bool = False) -> str:
     """Return why the host's memory is not enough; `at_least`: the need is a lower bound."""
-    limit = gib(question.host_limit_bytes)
+    limit = format_gib(question.host_limit_bytes)
     is_stated = question.host_memory_bytes is not None
     host = (
         f"which has {limit}"
         if is_stated
         else f"more than the largest have for so many GPUs, {limit} (--host-memory says what yours has)"
     )
-    needed = f"at least {gib(needed_bytes)}" if at_least else gib(needed_bytes)
+    needed = f"at least {format_gib(needed_bytes)}" if at_least else format_gib(needed_bytes)
     return f"needs {needed} of host memory on each machine, {host}"

@@ -11,11 +11,12 @@ from math import lcm
 from typing import Any, Final
 
 from tonnage.catalog.devices import device_names, find_device
+from tonnage.catalog.families import learned_positions
 from tonnage.cluster import GPUS_PER_NODE, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.estimates.estimate import Estimate
 from tonnage.mesh import divisors
-from tonnage.options import spelled
+from tonnage.options import spell_option
 from tonnage.planner.fit import host_bytes
 from tonnage.planner.interpolated_bisection import find_largest, has_room
 from tonnage.planner.nearest import KeepingWay, keeping_way, list_smallest
@@ -27,7 +28,7 @@ from tonnage.planner.solve import Progress, refuse_missing_engine, search
 from tonnage.planner.space import check_precision
 from tonnage.planner.trial_runner import Failure, TrialRunner
 from tonnage.plans import Plan
-from tonnage.units import counted
+from tonnage.units import pluralise
 
 STEP_TOKENS: Final = 1024
 """Sequence lengths are tried in multiples of this, and of what the stated degrees divide."""
@@ -51,7 +52,7 @@ _EXCLUDED_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
 """Options that state what is to be found, and what may be stated instead."""
 
 Variant = tuple[str, Question]
-"""What was changed, in words, and the question then."""
+"""A change of the question in words, and the changed question."""
 
 MeasureRoom = Callable[[Question], float | None]
 """Returns the room that a question leaves (`interpolated_bisection.Room`)."""
@@ -89,8 +90,8 @@ def check_find_options(find: str | None, options: Mapping[str, Any]) -> None:
     """Raise UsageError if an option states what is to be found."""
     for name, instead in _EXCLUDED_OPTIONS.get(find or "", {}).items():
         if name in options:
-            what = f"--find {find} looks for what --{spelled(name)} says"
-            raise UsageError(f"{what}; leave --{spelled(name)} out{instead}, or leave --find out.")
+            what = f"--find {find} looks for what --{spell_option(name)} says"
+            raise UsageError(f"{what}; leave --{spell_option(name)} out{instead}, or leave --find out.")
 
 
 def most_gpus(find: str | None, cluster: Cluster) -> int:
@@ -246,7 +247,7 @@ def _find_longest(question: Question, measure_room: MeasureRoom, progress: Progr
 def _last_position(question: Question) -> int:
     """Return the network's longest sequence, if its configuration states one."""
     model = question.job.model
-    return model.learned_positions or model.positions or LONGEST
+    return learned_positions(model) or model.positions or LONGEST
 
 
 def _find_largest_micro_batch(question: Question, measure_room: MeasureRoom, progress: Progress) -> Variant | None:
@@ -272,7 +273,7 @@ def _find_fewest_gpus(question: Question, measure_room: MeasureRoom, progress: P
         progress(f"trying {cluster}")
         changed = replace(question, cluster=cluster)
         if has_room(measure_room(changed)):
-            return f"{counted(cluster.gpus, 'GPU')} ({cluster})", changed
+            return f"{pluralise(cluster.gpus, 'GPU')} ({cluster})", changed
     return None
 
 

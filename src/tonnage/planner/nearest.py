@@ -12,7 +12,7 @@ from tonnage.catalog.devices import find_device, spell_options
 from tonnage.cluster import GPUS_PER_NODE, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, UsageError
 from tonnage.estimates.estimate import Estimate
-from tonnage.options import spelled
+from tonnage.options import spell_option
 from tonnage.planner.fit import fits_host, host_bytes
 from tonnage.planner.pricing import Bounded, bound_candidate, usual_extra_bytes
 from tonnage.planner.probe import Need
@@ -227,7 +227,7 @@ def _quantize_further(question: Question) -> Iterator[Variant]:
     further: dict[str, Any] = {"quant": "nf4-double", "unquantized_dtype": "compute"}
     for name, value in further.items():
         if not question.is_stated(name):
-            yield f"--{spelled(name)} {value}", replace(question, plan=replace(plan, **{name: value}))
+            yield f"--{spell_option(name)} {value}", replace(question, plan=replace(plan, **{name: value}))
 
 
 def _add_gpus(question: Question) -> Iterator[Variant]:

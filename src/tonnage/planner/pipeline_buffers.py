@@ -15,12 +15,12 @@ from typing import Final, TypeVar
 from tonnage.cluster import Cluster
 from tonnage.estimates.estimate import Estimate, Moment, PhasePeak, StepPeak
 from tonnage.job import Job
-from tonnage.mesh import SHARDING, axes
+from tonnage.mesh import SHARDING, make_mesh
 from tonnage.planner.probe import Probe
 from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan
 from tonnage.techniques.tensor_parallel import divides_sequence
-from tonnage.units import size
+from tonnage.units import format_size
 
 _ID_BYTES: Final = 2 * 8
 """Bytes of a token: its number and its label."""
@@ -33,7 +33,7 @@ CATEGORY: Final = "communication"
 
 def buffer_bytes(candidate: Candidate, cluster: Cluster, rank: int = 0) -> int:
     """Return the bytes that a rank of a pipeline holds for each micro-batch of a step from its beginning."""
-    stage = axes(candidate.plan, cluster.gpus, cluster.gpus_per_node).place(rank, "pp")
+    stage = make_mesh(candidate.plan, cluster.gpus, cluster.gpus_per_node).place(rank, "pp")
     return buffer_bytes_at(candidate, stage)
 
 
@@ -87,7 +87,8 @@ def add_to_estimate(estimate: Estimate, more: int, job: Job, cluster: Cluster) -
     )
     left = job.grad_accum - int(estimate.job["grad_accum"])
     words = (
-        f"what {left} more micro-batches receive, and their tokens, which are there from the beginning: {size(more)}"
+        f"what {left} more micro-batches receive, and their tokens, which are there from the "
+        f"beginning: {format_size(more)}"
     )
     return replace(
         estimate,

@@ -1,8 +1,18 @@
-"""`plan.toml`: a job, a plan and its cluster in a file that people keep, edit, and estimate again.
+"""`plan.toml`: a job, its plan and its GPUs in a file that people keep, edit, estimate again and export.
 
-Only what differs from the defaults is written, and what was predicted as comments.  Reading it executes nothing, and
-a file alone has no code run (`PlanFile.network`).  A key that is not known, or has the wrong type, is refused with
-the keys that are.
+    schema_version = 1
+    model = "llama-3.1-8b"
+    gpu = "8xa100-80gb"
+
+    [job]
+    seq_len = 8192
+
+    [plan]
+    shard = "zero3"
+
+Only values that differ from the defaults are written; the prediction is a comment.  Reading a file executes nothing:
+a model that is a factory, whose code would run, must be named by the user (`PlanFile.network`).  A key that is
+unknown or has a value of the wrong type is refused, with the possible keys.
 """
 
 import json
@@ -21,132 +31,153 @@ from tonnage.job import Job
 from tonnage.options import Option, options
 from tonnage.planner.solution import Choice
 from tonnage.plans import Plan
-from tonnage.units import gib
+from tonnage.units import format_gib
 
 SCHEMA_VERSION: Final = 1
 _TABLES: Final[Mapping[str, type]] = {"job": Job, "plan": Plan}
+_ALWAYS_WRITTEN: Final = ("seq_len", "micro_batch", "grad_accum", "precision")
+"""Fields that are written even if they have their default value."""
+
 _MOST_BYTES: Final = 2**20
+"""Size of the largest file that is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFile:
-    """What such a file says."""
+    """The content of a plan file."""
 
     model: str
-    """As on the command line; a folder or file by its whole path, in older files from where they were written."""
+    """The model as on the command line.
+
+    A folder or file has its absolute path; older files have the path from the folder in which they were written.
+    """
     gpu: str
-    """As on the command line: `4x8xh100-80gb`."""
+    """The GPUs as on the command line: `4x8xh100-80gb`."""
     gpu_memory_bytes: int | None
-    """In place of the catalog's."""
+    """Memory of each GPU; None: the catalog's."""
     options: dict[str, Any]
-    """Fields of Job and Plan by their names."""
+    """Values of fields of Job and Plan, by the names of the fields."""
 
     def network(self, said: str | None) -> str:
-        """What is estimated: what was `said`, else the file's; a factory, whose code is run, is to be said.
+        """Return the model to estimate: the one that the user `said`, else the file's.
 
-        Raises UsageError.
+        Raises UsageError for a factory that only the file names, because its code would run.
         """
         if said is None and is_factory(self.model):
             raise UsageError(
-                f"The plan's model is the factory {self.model!r}, whose code would be run. If you trust it, say it "
-                f"beside the file: tonnage estimate {self.model} --plan FILE."
+                f"The plan's model is the factory {self.model!r}, whose code would be run. If you trust it, name it "
+                f"on the command line: tonnage estimate {self.model} --plan FILE."
             )
         return said or self.model
 
     def under(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """These options, with those that were `said` in their place."""
+        """Return the options of the file, overridden by those that the user `said`."""
         return {**self.options, **said}
 
 
 def found_anywhere(model: str) -> str:
-    """A model as it was asked for; a folder or file by its whole path, so that it is found from other folders too."""
+    """Return a model by a name that is valid in every folder: a folder or file by its absolute path."""
     if find_model(model) is not None:
         return model
     try:
         path = Path(model).expanduser()
         return os.path.abspath(path) if path.exists() else model
-    except (OSError, ValueError, RuntimeError):  # no name of a file at all
+    except (OSError, ValueError, RuntimeError):  # cannot be the name of a file
         return model
 
 
 def text(choice: Choice, *, gpu: str, gpu_memory_bytes: int | None = None, model: str | None = None) -> str:
-    """The file for a plan that was found; `model` as it was asked for, where that is not its name (a folder)."""
+    """Return the content of the file for a plan.
+
+    `model` replaces the name of the job's model if that does not find it again, as for a folder.
+    """
     job, plan, estimate = choice.candidate.job, choice.candidate.plan, choice.estimate
     model = model or job.model.name
     again = f"{model} --plan FILE" if is_factory(model) else "--plan FILE"
     seconds = estimate.time.get("step_seconds")
+    capacity = format_gib(estimate.cluster["capacity_bytes"])
     lines = [
-        f"# {choice.name}: {gib(estimate.peak.process_bytes)} of {gib(estimate.cluster['capacity_bytes'])} a GPU"
+        f"# {choice.name}: {format_gib(estimate.peak.process_bytes)} of {capacity} on each GPU"
         + (f", {seconds:.3g} s a step" if seconds else ""),
-        f"# tonnage estimate {again} runs it again; tonnage export FILE --to TARGET writes it for a trainer.",
+        f"# tonnage estimate {again} estimates it again; tonnage export FILE --to TARGET writes it for a trainer.",
         f"schema_version = {SCHEMA_VERSION}",
-        f"model = {_toml(model)}",
-        f"gpu = {_toml(gpu)}",
+        f"model = {_to_toml(model)}",
+        f"gpu = {_to_toml(gpu)}",
     ]
     if gpu_memory_bytes is not None:
         lines.append(f"gpu_memory_bytes = {gpu_memory_bytes}")
     for table, value in (("job", job), ("plan", plan)):
         lines += ["", f"[{table}]"]
         for item, option in options(type(value)):
-            found = getattr(value, item.name)
-            if found != item.default or item.name in ("seq_len", "micro_batch", "grad_accum", "precision"):
-                lines += [f"# {option.help}", f"{item.name} = {_toml(found)}"]
+            chosen = getattr(value, item.name)
+            if chosen != item.default or item.name in _ALWAYS_WRITTEN:
+                lines += [f"# {option.help}", f"{item.name} = {_to_toml(chosen)}"]
     return "\n".join(lines) + "\n"
 
 
 def read(path: Path) -> PlanFile:
-    """What a file says.  Raises UnreadableFile where it is no such file, UsageError for what it must not say."""
+    """Return the content of a plan file.
+
+    Raises UnreadableFile if it is no plan file of this version, UsageError for a wrong key or value.
+    """
     try:
         document = tomllib.loads(read_text(path, _MOST_BYTES))
     except FileNotFoundError as error:
-        raise UnreadableFile(f"{path} is not there; give a file that tonnage plan --save wrote.") from error
+        raise UnreadableFile(f"{path} does not exist; give a file that tonnage plan --save wrote.") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UnreadableFile(f"{path} is not a plan that can be read ({' '.join(str(error).split())}).") from error
+        raise UnreadableFile(f"{path} cannot be read as a plan file ({' '.join(str(error).split())}).") from error
     version = document.pop("schema_version", None)
     if version is None:
         raise UnreadableFile(
-            f"{path} is no plan file: it has no schema_version; give a file that tonnage plan --save wrote."
+            f"{path} is not a plan file: it has no schema_version; give a file that tonnage plan --save wrote."
         )
     if type(version) is not int or version != SCHEMA_VERSION:  # True and 1.0 are equal to 1
-        raise UnreadableFile(f"{path} has schema_version {_shown(version)}; this tonnage reads {SCHEMA_VERSION}.")
+        raise UnreadableFile(
+            f"{path} has schema_version {_spell_value(version)}; this tonnage reads {SCHEMA_VERSION}."
+        )
     known = ("model", "gpu", "gpu_memory_bytes", *_TABLES)
-    _only(document, known, f"{path}")
-    found: dict[str, Any] = {}
+    _check_keys(document, known, f"{path}")
+    read_options: dict[str, Any] = {}
     for table, kind in _TABLES.items():
         values = document.get(table, {})
         if not isinstance(values, dict):
             raise UsageError(f"{path}: [{table}] must be a table.")
         declared = {item.name: option for item, option in options(kind)}
-        _only(values, tuple(declared), f"{path}, [{table}]")
-        found |= {name: _checked(value, declared[name], f"{path}: {name}") for name, value in values.items()}
+        _check_keys(values, tuple(declared), f"{path}, [{table}]")
+        read_options |= {
+            name: _convert_value(value, declared[name], f"{path}: {name}") for name, value in values.items()
+        }
     return PlanFile(
-        model=_word(document, "model", path),
-        gpu=_word(document, "gpu", path),
-        gpu_memory_bytes=_memory(document, path),
-        options=found,
+        model=_read_text_value(document, "model", path),
+        gpu=_read_text_value(document, "gpu", path),
+        gpu_memory_bytes=_read_memory(document, path),
+        options=read_options,
     )
 
 
-def _only(values: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+def _check_keys(values: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    """Raise UsageError for a key that is not `known`."""
     for name in values:
         if name not in known:
             raise UsageError(f"{where}: unknown key {name!r}; possible: {', '.join(known)}.")
 
 
-def _word(document: Mapping[str, Any], name: str, path: Path) -> str:
+def _read_text_value(document: Mapping[str, Any], name: str, path: Path) -> str:
+    """Return the value of `model` or `gpu`.  Raises UsageError if it is missing or no text."""
     value = document.get(name)
     if value is None:
         example = {"model": "gpt2", "gpu": "8xh100-80gb"}[name]
-        raise UsageError(f"{path}: {name} is missing; add a line such as {name} = {_toml(example)}.")
+        raise UsageError(f"{path}: {name} is missing; add a line such as {name} = {_to_toml(example)}.")
     if not isinstance(value, str) or not value:
-        raise UsageError(f"{path}: {name} must be a text, and is {_shown(value)}.")
+        raise UsageError(f"{path}: {name} must be a text, not {_spell_value(value)}.")
     return value
 
 
-def _memory(document: Mapping[str, Any], path: Path) -> int | None:
+def _read_memory(document: Mapping[str, Any], path: Path) -> int | None:
+    """Return the memory of each GPU, if the file has it.  Raises UsageError unless it is a positive whole number."""
     value = document.get("gpu_memory_bytes")
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise UsageError(f"{path}: gpu_memory_bytes must be a whole number above zero, and is {_shown(value)}.")
+        raise UsageError(f"{path}: gpu_memory_bytes must be a whole number above zero, not {_spell_value(value)}.")
     return value
 
 
@@ -158,27 +189,31 @@ _KINDS: Final[Mapping[str, tuple[type, str]]] = {
     "switch": (bool, "true or false"),
     "names": (list, "a list of texts"),
 }
+"""Type of the value of each kind of option, and its name in messages."""
 
 
-def _checked(value: Any, option: Option, where: str) -> Any:
-    """The value as a field wants it; what words are possible, the field checks itself."""
-    kind, called = _KINDS[option.kind]
+def _convert_value(value: Any, option: Option, where: str) -> Any:
+    """Return a value of the file in the type of its field; the field itself checks which words are possible.
+
+    Raises UsageError for a value of another type.
+    """
+    kind, description = _KINDS[option.kind]
     if kind is float and type(value) is int:
         value = float(value)
-    wrong = not isinstance(value, kind) or (kind is int and isinstance(value, bool))
-    if wrong or (kind is list and not all(isinstance(item, str) for item in value)):
-        raise UsageError(f"{where} must be {called}, and is {_shown(value)}.")
+    is_wrong = not isinstance(value, kind) or (kind is int and isinstance(value, bool))
+    if is_wrong or (kind is list and not all(isinstance(item, str) for item in value)):
+        raise UsageError(f"{where} must be {description}, not {_spell_value(value)}.")
     return tuple(value) if kind is list else value
 
 
-def _shown(value: Any) -> str:
-    """A value as the file has it, where that is short to say."""
+def _spell_value(value: Any) -> str:
+    """Return a value as the file has it, for a message; a date as Python writes it."""
     try:
-        return _toml(value)
+        return _to_toml(value)
     except TypeError:  # a date
         return str(value)
 
 
-def _toml(value: Any) -> str:
-    """A value as TOML writes it: its strings, numbers, lists and truth values are those of JSON."""
+def _to_toml(value: Any) -> str:
+    """Return a value as TOML writes it: strings, numbers, lists and truth values are those of JSON."""
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)

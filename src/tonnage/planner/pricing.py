@@ -17,7 +17,7 @@ from tonnage.catalog.overheads import overheads
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate
 from tonnage.estimates.step_time import price
-from tonnage.mesh import Axes
+from tonnage.mesh import Mesh
 from tonnage.planner.bounds import bound_activations, bound_host_memory, bound_memory, estimate_extra
 from tonnage.planner.pipeline_buffers import buffer_bytes_at
 from tonnage.planner.solution import Candidate
@@ -43,10 +43,10 @@ class Priced:
     bound_bytes: int
     """Lower bound: no run needs less inside torch's allocator."""
     extra_bytes: float
-    """What the process of a run usually needs above the bound."""
+    """Bytes that the process of a run usually needs above the bound."""
 
     is_rough: bool
-    """Whether the bound covers only a part of the network, or nothing of it."""
+    """True if the bound covers only a part of the network, or nothing of it."""
 
     rank: float = 0.0
     """Without a timing: the place in an order that needs no seconds (`unpriced`), from 1 to below 2.
@@ -72,13 +72,13 @@ class Bounded:
     candidate: Candidate
     """Job and plan."""
     work: Work
-    """What one rank has to do."""
+    """The work of one rank."""
     shape: Shape | None
     """The network's dimensions; None for an unknown kind of network."""
     bound_bytes: int
     """Lower bound inside torch's allocator; 0 if the shape is not known."""
     is_rough: bool
-    """Whether the shape covers only a part of the network, or is not known."""
+    """True if the shape covers only a part of the network, or is not known."""
     host_bytes: int = 0
     """Lower bound of a machine's host memory."""
 
@@ -157,7 +157,7 @@ def _find_timing(candidate: Candidate, work: Work, cluster: Cluster) -> Timing |
 
 
 @lru_cache(maxsize=1024)
-def _outside_bytes(layout: Axes, cluster: Cluster) -> int:
+def _outside_bytes(layout: Mesh, cluster: Cluster) -> int:
     """Return the bytes outside torch's allocator: the context, and a communicator for each axis of several ranks."""
     sizes = (layout.pp, layout.dp_replicate, layout.shards, layout.cp, layout.tp)
     ranks = [size for size in sizes if size > 1]

@@ -42,7 +42,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What a step needs with the optimizer's states in place from its beginning."""
+    """The memory need of a step with the optimizer's states in place from its beginning."""
 
     allocated_bytes: dict[Moment, int]
     """Most bytes allocated at each moment."""
@@ -82,7 +82,7 @@ class Need:
     uncached_bytes: int
     """The same without the allocator's cached blocks, which a network of another depth may not have."""
     whole: bool
-    """Whether the whole network was run."""
+    """True if the whole network was run."""
 
 
 def need_of(run: Estimate | Probe) -> Need:

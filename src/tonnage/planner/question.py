@@ -15,8 +15,8 @@ from typing import Any, Final
 from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
 from tonnage.job import METHODS, Job
-from tonnage.mesh import axes
-from tonnage.options import listed, options, spelled, words
+from tonnage.mesh import make_mesh
+from tonnage.options import is_accepted, options, parse_words, spell_option
 from tonnage.planner.values import ALLOWABLE, BUDGET, CHANGES, FAMILIES, INTERVALS, ORDER
 from tonnage.plans import HEADROOM, Plan
 from tonnage.units import GIB, MIB, parse_count
@@ -26,7 +26,7 @@ MOST_HOST_BYTES: Final = 512 * GIB
 
 A DGX B200 has 2 TB for its eight GPUs and can have 4 TB (its user guide)."""
 
-_OPTIONS: Final = {spelled(item.name): option for kind in (Job, Plan) for item, option in options(kind)}
+_OPTIONS: Final = {spell_option(item.name): option for kind in (Job, Plan) for item, option in options(kind)}
 """The description of every option, by its name on the command line."""
 
 
@@ -34,7 +34,7 @@ def parse_methods(text: str) -> tuple[str, ...]:
     """Return the methods to compare: all for `any`, the listed ones for `full,lora`, none for a single method."""
     if text == "any":
         return METHODS
-    named = tuple(dict.fromkeys(words(text)))
+    named = tuple(dict.fromkeys(parse_words(text)))
     return named if len(named) > 1 else ()
 
 
@@ -82,7 +82,9 @@ class Question:
                 raise UsageError(f"Unknown method {name!r}; possible: any, {', '.join(METHODS)}.")
         self._check_exclusions()
         divided = replace(self.plan, shard="zero3") if self.is_open("shard") else self.plan  # ep needs sharding
-        axes(divided, self.cluster.gpus, self.cluster.gpus_per_node)  # raises if the stated degrees do not divide
+        make_mesh(
+            divided, self.cluster.gpus, self.cluster.gpus_per_node
+        )  # raises if the stated degrees do not divide
         if not 0 <= self.headroom < 1:
             raise UsageError(f"headroom is {self.headroom:.0%} of the card; it must be from 0 to below 100 %.")
         if self.host_memory_bytes is not None and self.host_memory_bytes < MIB:
@@ -97,9 +99,9 @@ class Question:
                 continue
             value = getattr(self.plan, name)
             kind = str(value).partition("=")[0]
-            if word in (spelled(name), _assignment(name, value), _assignment(name, kind)):
+            if word in (spell_option(name), _assignment(name, value), _assignment(name, kind)):
                 shown = "on" if value is True else "off" if value is False else value
-                raise UsageError(f"{spelled(name)} is said to be {shown}, and --without {word} leaves that out.")
+                raise UsageError(f"{spell_option(name)} is said to be {shown}, and --without {word} leaves that out.")
 
     @property
     def budget_bytes(self) -> int:
@@ -138,7 +140,7 @@ class Question:
 
     def is_open(self, name: str) -> bool:
         """Return whether the search may choose an option."""
-        word = spelled(name)
+        word = spell_option(name)
         return not self.is_stated(name) and (not self.only or word in self.only) and word not in self.without
 
     def is_undecided(self, name: str) -> bool:
@@ -174,9 +176,9 @@ class Question:
 
 def _parse_option(name: str) -> str:
     """Return an option as the command line spells it, also from plan.toml's spelling.  Raises UsageError."""
-    word = spelled(name.strip())
+    word = spell_option(name.strip())
     if word.replace("-", "_") not in FAMILIES:
-        possible = ", ".join(spelled(family) for family in FAMILIES)
+        possible = ", ".join(spell_option(family) for family in FAMILIES)
         hint = " A value is said by its own option, or left out by --without." if "=" in name else ""
         raise UsageError(f"Unknown technique {name!r}; possible: {possible}.{hint}")
     return word
@@ -191,7 +193,7 @@ def _parse_exclusion(text: str) -> str:
 
 def _assignment(name: str, value: Any) -> str:
     """Return one value of an option as `without` names it."""
-    return f"{spelled(name)}={str(value).lower() if isinstance(value, bool) else value}"
+    return f"{spell_option(name)}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 def _parse_value(word: str, text: str) -> str | int | bool:
@@ -208,6 +210,6 @@ def _parse_value(word: str, text: str) -> str | int | bool:
     else:
         possible = option.possible
         kinds = {known.partition("=")[0] for known in possible}  # `budget` means every `budget=SIZE`
-        if text in kinds or listed(text, possible):
+        if text in kinds or is_accepted(text, possible):
             return text
     raise UsageError(f"Unknown {word} {text!r} in --without; possible: {', '.join(possible)}.")

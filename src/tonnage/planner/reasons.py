@@ -14,8 +14,8 @@ from typing import Any, Final
 from tonnage.case import Case
 from tonnage.errors import UsageError
 from tonnage.estimates.estimate import Estimate
-from tonnage.mesh import axes
-from tonnage.options import spelled
+from tonnage.mesh import make_mesh
+from tonnage.options import spell_option
 from tonnage.planner.pricing import price_candidate
 from tonnage.planner.probe import Need, need_of
 from tonnage.planner.question import Question
@@ -26,7 +26,7 @@ from tonnage.planner.values import AXES, FILES, FREE_OPTIONS, OFFLOADS, ORDER
 from tonnage.plans import Plan
 from tonnage.shallow.few import depths, depths_to_continue, roomy
 from tonnage.trainers.cases import check
-from tonnage.units import gib
+from tonnage.units import format_gib
 
 EFFECTS: Final[Mapping[str, str]] = {
     "allocator": "segments that grow leave no holes between blocks",
@@ -47,7 +47,7 @@ EFFECTS: Final[Mapping[str, str]] = {
     "optimizer_offload": "optimizer states rest on the host, where the update runs",
     "param_offload": "weights and optimizer states rest on the host",
 }
-"""What each option does."""
+"""Effect of each option."""
 
 EFFECTS_OF_VALUES: Final[Mapping[str, str]] = {
     "efficient": "heads get copies of keys that they share, for which torch has a kernel that keeps no scores",
@@ -59,7 +59,7 @@ EFFECTS_OF_VALUES: Final[Mapping[str, str]] = {
     "nvme": "what the card need not have waits in files",
     "bf16-true": "weights, gradients and optimizer states are in 16 bits, which rounds otherwise",
 }
-"""What values do whose effect differs from that of their option."""
+"""Effects of values that differ from the effect of their option."""
 
 STATES: Final = ("optimizer_offload", "param_offload")
 """Options that put optimizer states, or weights and states, on the host; a plan has one of them at most."""
@@ -172,7 +172,7 @@ def _list_cheaper(name: str, value: Any, question: Question) -> list[Any]:
 def shares_nothing(plan: Plan, question: Question) -> bool:
     """Return whether no two ranks have the same weights or shards of one network."""
     cluster = question.cluster
-    layout = axes(plan, cluster.gpus, cluster.gpus_per_node)
+    layout = make_mesh(plan, cluster.gpus, cluster.gpus_per_node)
     return layout.shards * layout.dp_replicate == 1
 
 
@@ -180,8 +180,8 @@ def with_plan(chosen: Candidate, plan: Plan, question: Question) -> Candidate | 
     """Return a candidate with another plan and the same global batch; None if the ranks cannot be divided so."""
     cluster = question.cluster
     try:
-        before = axes(chosen.plan, cluster.gpus, cluster.gpus_per_node).data_parallel
-        after = axes(plan, cluster.gpus, cluster.gpus_per_node).data_parallel
+        before = make_mesh(chosen.plan, cluster.gpus, cluster.gpus_per_node).data_parallel
+        after = make_mesh(plan, cluster.gpus, cluster.gpus_per_node).data_parallel
         batch = chosen.job.grad_accum * chosen.job.micro_batch * before
         if batch % after:
             return None
@@ -207,22 +207,22 @@ def _make_reason(
     """Return the reason; `run` without the technique may have run out of memory where its probe showed less."""
     costs = _extra_seconds(choice, ablation.candidate, question)
     is_switch = isinstance(ablation.value, bool)
-    instead = "without it" if is_switch else f"with {spelled(ablation.name)} {ablation.cheaper}"
+    instead = "without it" if is_switch else f"with {spell_option(ablation.name)} {ablation.cheaper}"
     why = describe_effect(ablation.name, choice.candidate.plan)
     if not isinstance(need, Need):
         why += f"; {instead} it cannot be run ({str(need).partition('. ')[0].rstrip('.')})"
     else:
         needed = need.process_bytes
-        shown = gib(needed) if need.whole else f"~{gib(needed)}"
+        shown = format_gib(needed) if need.whole else f"~{format_gib(needed)}"
         if run is not None and not run.fits:
-            shown = f"more than {gib(question.cluster.device.capacity_bytes)}"
+            shown = f"more than {format_gib(question.cluster.device.capacity_bytes)}"
         fits = needed <= question.budget_bytes and (run is None or run.fits)
         why += f"; {instead} {shown}, {'which fits as well' if fits else 'too much'}"
         if fits and costs is not None:
             nothing = _NO_TIME * (choice.estimate.time["step_seconds"] or 0.0)
             why += ", but slower" if costs < -nothing else " at no less time" if costs <= nothing else ""
     value = "on" if ablation.value is True else ablation.value
-    technique = f"{spelled(ablation.name)}={value}"
+    technique = f"{spell_option(ablation.name)}={value}"
     return Reason(technique=technique, why=f"{why}.", saves_bytes=saved, costs_seconds=costs)
 
 

@@ -1,4 +1,4 @@
-"""What a search cannot use, and why: plans that do not fit, candidates that fail, options that never work."""
+"""Refusals of a search, with reasons: plans that do not fit, candidates that fail, options that never work."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tonnage.planner.dominance import FEW, choose_most_informative, keep_open
 from tonnage.planner.pricing import Priced
 from tonnage.planner.probe import Need
-from tonnage.units import gib
+from tonnage.units import format_gib
 
 if TYPE_CHECKING:
     from tonnage.planner.search import Search
@@ -40,5 +40,5 @@ def decide_rough(search: Search, order: list[Priced]) -> None:
         is_small = need.uncached_bytes <= pool.capacity_bytes
         if not is_small:
             pool.tried.add(priced)
-            search.refusals.add_too_large(priced, gib(need.process_bytes))
+            search.refusals.add_too_large(priced, format_gib(need.process_bytes))
         undecided = keep_open(undecided, candidate, is_small)

@@ -30,7 +30,7 @@ from tonnage.planner.solution import Candidate
 from tonnage.planner.space import list_candidates
 from tonnage.planner.trial_runner import TrialRunner
 from tonnage.shallow.few import depths
-from tonnage.units import counted, gib
+from tonnage.units import format_gib, pluralise
 
 MOST_RUNS: Final = 60
 """Candidates that are run before the search stops with what it has."""
@@ -68,7 +68,7 @@ class Search:
     pending: list[Priced] = field(default_factory=list)
     """Candidates whose probes seem to fit, to be run whole."""
     refusals: Refusals = field(default_factory=Refusals)
-    """What does not fit or cannot be run."""
+    """Candidates that do not fit or cannot be run, with the reasons."""
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("priced", "below_bound", "ruled_out"), 0))
     """How many candidates were decided without a run, and how."""
     pool: CandidatePool = field(init=False)
@@ -106,7 +106,7 @@ class Search:
                 self.runner.warm_up()
             order = self.pool.order = self.pool.price(candidates)
             where = " with files" if place.get("files") else " with offload" if place["offload"] else ""
-            self.progress(f"{counted(len(order), 'combination')}{where} priced; running the fastest")
+            self.progress(f"{pluralise(len(order), 'combination')}{where} priced; running the fastest")
             count = max(top - 1, 1) if top >= WITH_ROOM else top
             decide_rough(self, order)
             self._search_likely(order, count)
@@ -211,7 +211,7 @@ class Search:
             pool.expectation.add_probe(priced, need.uncached_bytes)
             likely_bytes = need.uncached_bytes * pool.expectation.whole_to_probe(priced, 1 / EDGE)
             if need.uncached_bytes > pool.capacity_bytes:
-                self.refusals.add_too_large(priced, gib(need.process_bytes))
+                self.refusals.add_too_large(priced, format_gib(need.process_bytes))
             elif likely_bytes <= pool.capacity_bytes or pool.is_worthwhile(priced, self._list_rivals()):
                 self.pending.append(priced)
             else:
@@ -246,7 +246,9 @@ class Search:
                 why = explain_host_limit(host_bytes(answer), self.question)
                 self.refusals.add(describe(priced.candidate), why)
             else:
-                self.refusals.add_too_large(priced, gib(peak) if answer.fits else f"more than {gib(capacity)}")
+                self.refusals.add_too_large(
+                    priced, format_gib(peak) if answer.fits else f"more than {format_gib(capacity)}"
+                )
         return fitting
 
 

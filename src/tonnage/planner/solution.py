@@ -1,4 +1,4 @@
-"""What a search over plans found, as frozen values that save to JSON."""
+"""The answer of a search over plans, as frozen values that save to JSON."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
@@ -10,14 +10,15 @@ from tonnage.plans import Plan
 SCHEMA_VERSION: Final = 1
 
 Status = Literal["found", "too_large", "unsupported", "unknown"]
+"""Outcome of a search, described at `Solution.status`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A job with its batch decided, and a plan for it."""
+    """A job whose micro-batch is decided, and a plan for it."""
 
     job: Job
-    """With micro-batch and accumulation as they would run."""
+    """The job, with micro-batch and accumulation as they would run."""
     plan: Plan
     """The techniques."""
 
@@ -29,28 +30,28 @@ class Reason:
     technique: str
     """The option and its value, as on the command line: `checkpointing=full`."""
     why: str
-    """One sentence: what it does for this job, and which cheaper choice was not enough."""
+    """One sentence: its effect on this job, and the cheaper choice that was not enough."""
     saves_bytes: int | None
     """Peak process memory without it (the next cheaper value in its place) less that with it; None: not run."""
     costs_seconds: float | None
-    """Step time with it less that without it; negative where it is faster."""
+    """Step time with it less that without it; negative if it makes the step faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A plan that fits, run on the ghost."""
+    """A plan that fits and was run on the ghost."""
 
     name: str
     """`best`, or what distinguishes an alternative: `zero3, no checkpointing`."""
     candidate: Candidate
-    """Job and plan."""
+    """The job and the plan."""
     estimate: Estimate
-    """Of the ghost, with the time model's seconds."""
+    """Memory as the ghost ran it, and the seconds of the time model."""
     reasons: tuple[Reason, ...] = ()
-    """One for each technique that is not the default."""
+    """A reason for each technique that is not the default."""
 
     def to_json(self) -> dict[str, Any]:
-        """As in `plan --json`."""
+        """Return the entry of `plans` in the document of `plan --json`."""
         return {
             "name": self.name,
             "plan": _plan_document(self.candidate),
@@ -64,87 +65,87 @@ class Stage:
     """One step of the decision path: memory with all techniques up to this one."""
 
     change: str
-    """What was added: `baseline`, `zero3`."""
+    """The technique that this step adds: `baseline`, `zero3`."""
     process_bytes: int
-    """Peak of the process on a card where everything fits."""
+    """Peak of the process on a GPU without a memory limit."""
     by_category: dict[str, int]
-    """What it consists of."""
+    """The bytes of each category in that peak."""
     fits: bool
-    """Whether that is within the card and its headroom."""
+    """True if the peak is within the GPU less its headroom."""
     whole: bool
-    """Whether the whole network was run; else two runs of a few layers say what it needs."""
+    """True if the whole network was run; else the bytes are extrapolated from two runs of a few layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """Something that was not planned, and why."""
+    """A technique or plan that was ruled out, and the reason."""
 
     what: str
-    """A technique, or a plan in words."""
+    """A technique, or the description of a plan."""
     why: str
-    """One line, with numbers where there are any."""
+    """The reason in one line, with numbers if there are any."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A plan on the frontier of memory and speed: nothing else is as fast with less memory."""
+    """A Pareto-optimal plan: no other is as fast with less memory."""
 
     candidate: Candidate
-    """Job and plan."""
+    """The job and the plan."""
     process_bytes: int
-    """Peak of the process, run on the ghost."""
+    """Peak of the process on the ghost."""
     step_seconds: float
-    """By the time model."""
+    """Seconds of a step by the time model."""
     tokens_per_second_per_gpu: float
-    """By the time model."""
+    """Throughput by the time model."""
     whole: bool
-    """Whether it was run whole; else a look at a few layers says what it needs."""
+    """True if the whole network was run; else the bytes are extrapolated from a few layers."""
     fits: bool
-    """Whether that is within the card, less its headroom."""
+    """True if the peak is within the GPU less its headroom."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """What the question left closed and would make the best plan faster."""
+    """An option that the search may not choose unasked and that would make the best plan faster."""
 
     what: str
-    """What to say: `--compile layers`."""
+    """The option to give: `--compile layers`."""
     why: str
-    """What it does, and why it is not chosen unasked."""
+    """Its effect, and the reason why it is not chosen unasked."""
     step_seconds: float
-    """Of the best plan with it, by the time model; it was not run."""
+    """Seconds of a step of the best plan with it, by the time model; it was not run."""
     low_seconds: float
-    """Lower end of the interval."""
+    """Lower end of the interval of these seconds."""
     high_seconds: float
-    """Upper end."""
+    """Upper end of the interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """What would make a job fit that does not."""
+    """A change that makes a job fit."""
 
     what: str
-    """`LoRA`, `--seq-len 4096`, `8 x h200`."""
+    """The change: `LoRA`, `--seq-len 4096`, `8 x h200`."""
     process_bytes: int
-    """Peak of the process then, run on the ghost."""
+    """Peak of the process with the change, on the ghost."""
     step_seconds: float | None
-    """Of its fastest plan that fits."""
+    """Seconds of a step of the fastest plan that fits then."""
     tokens_per_second_per_gpu: float | None
-    """The same in tokens."""
+    """Throughput of the same plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nearest:
-    """The plan that comes closest, where none fits."""
+    """The plan that needs least memory, if none fits."""
 
     candidate: Candidate
-    """Job and plan."""
+    """The job and the plan."""
     needed_bytes: int
-    """Peak of its process on a card where everything fits."""
+    """Peak of its process on a GPU without a memory limit."""
     missing_bytes: int
-    """How far that is above the card less its headroom."""
+    """The bytes by which that exceeds the GPU less its headroom."""
     remedies: tuple[Remedy, ...] = ()
-    """What would make it fit, each with its price."""
+    """Changes that make the job fit, each with its peak and its seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,28 +153,28 @@ class Solution:
     """The answer of a search."""
 
     status: Status
-    """`found`; `too_large`: nothing fits; `unsupported`: the constraints leave nothing; `unknown`: not priced."""
+    """`found`; `too_large`: nothing fits; `unsupported`: the constraints leave none; `unknown`: no price is known."""
     question: dict[str, Any]
-    """Model, cluster, constraints and headroom as asked."""
+    """Model, cluster, constraints and headroom of the question."""
     plans: tuple[Choice, ...] = ()
-    """Best first."""
+    """The plans that fit, best first."""
     path: tuple[Stage, ...] = ()
-    """From the baseline to the best plan."""
+    """The decision path, from the baseline to the best plan."""
     refused: tuple[Refused, ...] = ()
     """Faster plans that do not fit, and techniques that cannot be used here."""
     frontier: tuple[Point, ...] = ()
-    """Where it was asked for."""
+    """The Pareto-optimal plans, if they were asked for."""
     offers: tuple[Offer, ...] = ()
-    """What was not asked for and would be faster."""
+    """Options that were not asked for and would be faster."""
     nearest: Nearest | None = None
-    """Where nothing fits."""
+    """The plan that comes closest, if nothing fits."""
     unpriced: str | None = None
-    """Why the plans are ranked without seconds, where they are."""
+    """The reason why the plans are ranked without seconds, if they are."""
     looked_at: dict[str, int] | None = None
-    """How many candidates there were, how many were priced, refused by bounds, and run."""
+    """The number of candidates, and of those priced, refused by bounds, and run."""
 
     def to_json(self) -> dict[str, Any]:
-        """The document that `plan --json` prints (schema_version 1)."""
+        """Return the document that `plan --json` prints (schema_version 1)."""
         return {
             "schema_version": SCHEMA_VERSION,
             "status": self.status,
@@ -190,13 +191,14 @@ class Solution:
 
 
 def _with_plan(value: Point | Nearest) -> dict[str, Any]:
+    """Return the fields of a value, with the document of its plan in place of the candidate."""
     document = asdict(value)
     document.pop("candidate")
     return {"plan": _plan_document(value.candidate), **document}
 
 
 def _plan_document(candidate: Candidate) -> dict[str, Any]:
-    """The plan's fields with the batch beside them, which a plan decides as well."""
+    """Return the fields of the plan, with the method and the batch, which the search decides as well."""
     job = candidate.job
     batch = {"method": job.method, "micro_batch": job.micro_batch, "grad_accum": job.grad_accum}
     return {**asdict(candidate.plan), **batch}

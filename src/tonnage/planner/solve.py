@@ -30,9 +30,9 @@ from tonnage.planner.space import check_precision, list_candidates
 from tonnage.planner.suggestions import suggest_options
 from tonnage.planner.trial_runner import TrialRunner
 from tonnage.planner.unpriced import explain_unpriced
-from tonnage.trace.gc_paused import uncollected
+from tonnage.trace.gc_paused import gc_paused
 from tonnage.trainers import engine_of
-from tonnage.units import counted
+from tonnage.units import pluralise
 
 Progress = Callable[[str], None]
 
@@ -74,7 +74,7 @@ def search(
     progress: Progress = lambda text: None,
 ) -> Solution:
     """Return the Solution of `solve`, with workers that exist already."""
-    with uncollected():  # garbage collection would scan all candidates repeatedly: a quarter of the work
+    with gc_paused():  # garbage collection would scan all candidates repeatedly: a quarter of the work
         return _search(question, runner, top=top, pareto=pareto, explain=explain, progress=progress)
 
 
@@ -166,8 +166,10 @@ def _explain_best(best: Choice, question: Question, runner: TrialRunner) -> Choi
 def _explain_undivided(question: Question) -> str:
     """Return why there is no combination at all, with the nearest batches that all GPUs could share."""
     sequences, gpus, tokens = question.sequences, question.cluster.gpus, question.job.seq_len
-    why = f"the constraints leave no combination that divides {counted(sequences, 'sequence')} a step, the heads and "
-    why += f"the layers among {counted(gpus, 'GPU')}"
+    why = (
+        f"the constraints leave no combination that divides {pluralise(sequences, 'sequence')} a step, the heads and "
+    )
+    why += f"the layers among {pluralise(gpus, 'GPU')}"
     why += f", with {question.plan.pp} micro-batches for as many stages" if question.plan.pp > 1 else ""
     if ways := find_ways_out(question):
         why += f"; with {' or '.join(ways)} left out there are some"

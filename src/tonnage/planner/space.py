@@ -17,15 +17,15 @@ from tonnage.case import Case
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import Job
-from tonnage.mesh import SHARDING, axes, divisors
-from tonnage.options import spelled, varied
+from tonnage.mesh import SHARDING, divisors, make_mesh
+from tonnage.options import replace_checked, spell_option
 from tonnage.planner.question import Question
 from tonnage.planner.solution import Candidate
 from tonnage.planner.values import AXES, CHANGES, FILES, FREE, FREE_OPTIONS, OFFLOADS, ORDER
 from tonnage.plans import Plan
 from tonnage.shallow.few import layers_of
 from tonnage.timing.kinds import read_shape
-from tonnage.timing.scores import sparing_attention
+from tonnage.timing.scores import find_sparing_attention
 from tonnage.trainers.cases import check
 
 MOST_SEQUENCES: Final = 64
@@ -58,7 +58,7 @@ def list_candidates(
         layers = layers_of(base) if _may_interleave(question) else 0
         for plan in _list_plans(question, base, offload, files):
             try:
-                layout = axes(plan, question.cluster.gpus, question.cluster.gpus_per_node)
+                layout = make_mesh(plan, question.cluster.gpus, question.cluster.gpus_per_node)
             except UsageError:
                 continue
             if plan.shard == "hsdp" and 1 in (layout.dp_replicate, layout.dp_shard):
@@ -93,12 +93,12 @@ def _interleave(plan: Plan, layers: int) -> Plan | None:
     """Return the plan with several stages a rank; None without a pipeline or if the layers do not divide."""
     if plan.pp == 1 or not layers or layers % (plan.pp * plan.pp_stages):
         return None
-    return varied(plan, {"pp_schedule": "interleaved"})
+    return replace_checked(plan, {"pp_schedule": "interleaved"})
 
 
 def free_choices(job: Job, plan: Plan, cluster: Cluster) -> dict[str, str]:
     """Return FREE, and an attention that keeps no scores where torch's own choice would keep them."""
-    sparing = sparing_attention(Case(job, replace(plan, attention="auto"), cluster))
+    sparing = find_sparing_attention(Case(job, replace(plan, attention="auto"), cluster))
     return {**FREE} if sparing is None else {**FREE, "attention": sparing}
 
 
@@ -126,7 +126,7 @@ def _drop_refused(question: Question, plan: Plan) -> Plan:
         gone: dict[str, Any] = {
             name: getattr(question.plan, name)
             for name in FREE_OPTIONS
-            if spelled(name) in refused and getattr(plan, name) != getattr(question.plan, name)
+            if spell_option(name) in refused and getattr(plan, name) != getattr(question.plan, name)
         }
         if not gone:
             return plan
@@ -146,7 +146,7 @@ def _list_plans(question: Question, job: Job, offload: bool, files: bool) -> Ite
             if used == {"none"} or (files and FILES not in used):
                 continue
         if _is_sensible(question, {**fixed, **changes}, free):
-            yield varied(plain, changes)
+            yield replace_checked(plain, changes)
 
 
 def _is_sensible(question: Question, chosen: Mapping[str, Any], free: Set[str]) -> bool:

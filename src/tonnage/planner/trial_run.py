@@ -15,7 +15,7 @@ from tonnage.errors import UsageError
 from tonnage.estimates import predict
 from tonnage.estimates.estimate import Estimate
 from tonnage.job import Job
-from tonnage.mesh import axes
+from tonnage.mesh import make_mesh
 from tonnage.planner.bounds import estimate_first_rank_extra
 from tonnage.planner.pipeline_buffers import add_to_estimate, add_to_probe, buffer_bytes
 from tonnage.planner.pricing import find_shape
@@ -23,7 +23,7 @@ from tonnage.planner.probe import Probe, summarize_trace
 from tonnage.planner.solution import Candidate
 from tonnage.shallow.few import depths, is_repetitive, leaves_what_it_found, roomy, with_layers
 from tonnage.timing.work import Work
-from tonnage.trace.operations import Worked
+from tonnage.trace.operations import StepOperations
 
 if TYPE_CHECKING:
     from tonnage.workers.worker import Worker
@@ -57,9 +57,9 @@ class TrialRun:
     """Further steps that only repeat the first one's requests."""
     rank: int
     is_probe: bool
-    """Whether only the memory need is wanted."""
+    """True if only the memory need is wanted."""
     counts_operations: bool = False
-    """Whether the operations of a step are wanted instead of its memory."""
+    """True if the operations of a step are wanted instead of its memory."""
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -70,7 +70,7 @@ class TrialRun:
         run = (self.candidate.plan, self.cluster, self.steps, self.repeated, self.rank, *kind)
         return (job.model.name, repr(job.model.config), *shape, *run)
 
-    def execute(self, worker: Worker) -> Estimate | Probe | Worked:
+    def execute(self, worker: Worker) -> Estimate | Probe | StepOperations:
         """Return the answer, with the pipeline buffers of the micro-batches that are not run."""
         full_job, plan = self.candidate.job, self.candidate.plan
         if self.counts_operations:
@@ -129,7 +129,7 @@ def operation_count_of(candidate: Candidate, cluster: Cluster) -> TrialRun:
 def list_ranks(candidate: Candidate, cluster: Cluster) -> tuple[int, ...]:
     """Return the ranks that may need most; for a plan that does not divide the first, whose run will say so."""
     try:
-        return axes(candidate.plan, cluster.gpus, cluster.gpus_per_node).different
+        return make_mesh(candidate.plan, cluster.gpus, cluster.gpus_per_node).different
     except UsageError:
         return (0,)
 

@@ -31,7 +31,7 @@ from tonnage.planner.trial_run import (
     runs_of_other_ranks,
 )
 from tonnage.shallow.few import depths, layers_of
-from tonnage.trace.operations import Worked
+from tonnage.trace.operations import StepOperations
 
 if TYPE_CHECKING:
     from tonnage.workers.worker import Worker
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Failure: TypeAlias = UsageError | CannotEstimate
 """Why a candidate could not be run."""
 
-Answer: TypeAlias = Estimate | Probe | Worked | Failure
+Answer: TypeAlias = Estimate | Probe | StepOperations | Failure
 """The answer of one trial run."""
 
 
@@ -116,10 +116,10 @@ class TrialRunner:
             answers = [self._scheduler.submit(whole_network).result()]
         return _need_from_probes(candidate, _check_readable(answers))
 
-    def count_operations(self, candidate: Candidate, cluster: Cluster) -> Worked | None:
+    def count_operations(self, candidate: Candidate, cluster: Cluster) -> StepOperations | None:
         """Return the operations of a step on the likely fullest rank; None if they could not be counted."""
         answer = self._scheduler.submit(operation_count_of(candidate, cluster)).result()
-        return answer if isinstance(answer, Worked) else None
+        return answer if isinstance(answer, StepOperations) else None
 
     def _execute(self, run: TrialRun) -> Answer:
         worker = self._idle.get()

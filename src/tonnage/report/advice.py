@@ -7,12 +7,12 @@ from typing import Any, Final
 from tonnage.allocator.settings import variable
 from tonnage.estimates.estimate import Estimate
 from tonnage.mesh import SHARDING
-from tonnage.options import spelled
+from tonnage.options import spell_option
 from tonnage.plans import Plan
 from tonnage.report.shortage import Shortage, shortage
 from tonnage.report.wording import whole
 from tonnage.trainers import engine_of
-from tonnage.units import gib, size
+from tonnage.units import format_gib, format_size
 
 _MAX_SUGGESTIONS: Final = 4
 
@@ -84,8 +84,8 @@ def _suggest_expandable_segments(estimate: Estimate) -> Advice | None:
     setting = "--allocator expandable" if estimate.plan else f"{name}=expandable_segments:True"
     return Advice(
         what=setting,
-        why=f"{size(requested)} were requested while {size(cached)} were reserved but unallocated, in blocks that "
-        "were too small; expandable segments can join such blocks",
+        why=f"{format_size(requested)} were requested while {format_size(cached)} were reserved but unallocated, in "
+        "blocks that were too small; expandable segments can join such blocks",
         at_stake_bytes=cached,
     )
 
@@ -108,7 +108,7 @@ def _suggest_options(estimate: Estimate) -> Iterator[Advice]:
     if plan.get("checkpointing") == "none" and activations:
         yield Advice(
             what="--checkpointing full",
-            why=f"activations take {gib(activations)}; most of them are recomputed in backward instead",
+            why=f"activations take {format_gib(activations)}; most of them are recomputed in backward instead",
             at_stake_bytes=activations,
         )
     yield from _suggest_smaller_batch(estimate)
@@ -134,7 +134,7 @@ def _suggest_smaller_batch(estimate: Estimate) -> Iterator[Advice]:
         kept = f"; --grad-accum {2 * micro_batches} keeps the global batch" if batch % 2 == 0 else ""
         yield Advice(
             what=f"--micro-batch {batch // 2}",
-            why=f"{names} take {gib(growing)}, and most of it grows with the batch{kept}",
+            why=f"{names} take {format_gib(growing)}, and most of it grows with the batch{kept}",
             at_stake_bytes=growing // 2,
         )
 
@@ -145,7 +145,7 @@ def _suggest_for_states(estimate: Estimate, held: dict[str, int]) -> Iterator[Ad
     if gpus > 1 and plan.get("shard") in ("none", "ddp", "zero1", "zero2"):
         yield Advice(
             what="--shard zero3",
-            why=f"parameters, gradients and optimizer states take {gib(sum(states))}; "
+            why=f"parameters, gradients and optimizer states take {format_gib(sum(states))}; "
             f"they can be divided among {gpus} ranks",
             at_stake_bytes=sum(states) * (gpus - 1) // gpus,
         )
@@ -153,8 +153,8 @@ def _suggest_for_states(estimate: Estimate, held: dict[str, int]) -> Iterator[Ad
     if accumulates and gpus > 1 and not plan.get("accum_sync") and states[1]:
         yield Advice(
             what="--accum-sync",
-            why=f"gradients take {gib(states[1])}, unsharded on each rank until the last micro-batch; reduced after "
-            f"each micro-batch, they are divided among {gpus} ranks",
+            why=f"gradients take {format_gib(states[1])}, unsharded on each rank until the last micro-batch; "
+            f"reduced after each micro-batch, they are divided among {gpus} ranks",
             at_stake_bytes=states[1] * (gpus - 1) // gpus,
         )
     if missing := _missing_moments_bytes(estimate):
@@ -162,7 +162,7 @@ def _suggest_for_states(estimate: Estimate, held: dict[str, int]) -> Iterator[Ad
     if estimate.job.get("method") == "full" and sum(states[1:]):
         yield Advice(
             what="--method lora",
-            why=f"gradients and optimizer states take {gib(sum(states[1:]))}; adapters need little of either",
+            why=f"gradients and optimizer states take {format_gib(sum(states[1:]))}; adapters need little of either",
             at_stake_bytes=sum(states[1:]),
         )
 
@@ -170,16 +170,16 @@ def _suggest_for_states(estimate: Estimate, held: dict[str, int]) -> Iterator[Ad
 def _suggest_for_moments(plan: Mapping[str, Any], moments: int, missing: int) -> Iterator[Advice]:
     """Yield Adam's moments on the host, and in 8 bits, as far as the plan's sharding supports it."""
     if missing < moments:
-        need = f"take {gib(moments)}, of which {gib(missing)} were not created yet"
+        need = f"take {format_gib(moments)}, of which {format_gib(missing)} were not created yet"
     else:
-        need = f"take {gib(moments)} or more, and were not created yet"
+        need = f"take {format_gib(moments)} or more, and were not created yet"
     by_fsdp = plan.get("shard") in SHARDING and plan.get("engine") != "deepspeed"
     offload = "param_offload" if by_fsdp else "optimizer_offload"
     by_torch = plan.get("shard") == "zero1" and plan.get("engine") != "deepspeed"  # that optimizer stays on the card
     if plan.get(offload) == "none" and not by_torch:
         weights = ", together with the weights" if by_fsdp else ""
         yield Advice(
-            what=f"--{spelled(offload)} cpu",
+            what=f"--{spell_option(offload)} cpu",
             why=f"Adam's moments {need}; host memory can hold them{weights}",
             at_stake_bytes=moments,
         )
@@ -198,7 +198,7 @@ def _suggest_for_temporaries(estimate: Estimate, held: dict[str, int]) -> Iterat
         yield Advice(
             what="--optimizer adamw-fused",
             why="memory ran out in the optimizer, whose foreach implementation needs temporaries as large as the "
-            f"parameters ({gib(held.get('parameter', 0))})",
+            f"parameters ({format_gib(held.get('parameter', 0))})",
             at_stake_bytes=held.get("parameter", 0),
         )
     logits = _logits_bytes(estimate)
@@ -206,7 +206,7 @@ def _suggest_for_temporaries(estimate: Estimate, held: dict[str, int]) -> Iterat
     if plan.get("loss") == "plain" and logits and requested and _is_close(requested, (logits, 2 * logits)):
         yield Advice(
             what="--loss chunked",
-            why=f"the {size(requested)} requested are the size of the logits of one micro-batch",
+            why=f"the {format_size(requested)} requested are the size of the logits of one micro-batch",
             at_stake_bytes=requested,
         )
     scores = whole(estimate.model, "scores_bytes")
@@ -215,8 +215,8 @@ def _suggest_for_temporaries(estimate: Estimate, held: dict[str, int]) -> Iterat
         compiled = ", in kernels that are compiled when training starts" if sparing == "flex" else ""
         yield Advice(
             what=f"--attention {sparing}",
-            why=f"the {size(requested)} requested are the size of one layer's attention scores; {sparing} attention "
-            f"stores one block of them at a time{compiled}",
+            why=f"the {format_size(requested)} requested are the size of one layer's attention scores; {sparing} "
+            f"attention stores one block of them at a time{compiled}",
             at_stake_bytes=requested + (held.get("activation", 0) if plan.get("checkpointing") == "none" else 0),
         )
 

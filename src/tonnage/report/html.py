@@ -11,7 +11,7 @@ from tonnage.estimates.estimate import Estimate, PhasePeak
 from tonnage.report import markup, wording
 from tonnage.report.advice import advice
 from tonnage.report.markup import key, table, text
-from tonnage.units import gib, size
+from tonnage.units import format_gib, format_size
 
 _WIDTH: Final = 760
 _BAR_HEIGHT: Final = 34
@@ -126,10 +126,10 @@ def _bar(estimate: Estimate) -> str:
     pieces, left = [], 0.0
     for share in shares:
         width = share.bytes * _WIDTH / whole
-        label = f"{share.look.label}: {gib(share.bytes)}"
+        label = f"{share.look.label}: {format_gib(share.bytes)}"
         inside = (
             f'<text x="{left + width / 2:.1f}" y="{_BAR_HEIGHT / 2 + 4:.0f}" text-anchor="middle" '
-            f'style="fill: #fff">{gib(share.bytes)}</text>'
+            f'style="fill: #fff">{format_gib(share.bytes)}</text>'
             if width > 62
             else ""
         )
@@ -144,7 +144,7 @@ def _bar(estimate: Estimate) -> str:
     )
     capacity = wording.capacity_bytes(estimate)
     moment = wording.moment(estimate.peak.step, estimate.peak.phase, estimate.peak.layer)
-    aside = f' <span class="quiet">on a card of {gib(capacity)}</span>' if capacity else ""
+    aside = f' <span class="quiet">on a card of {format_gib(capacity)}</span>' if capacity else ""
     return (
         f"<h3>At the peak: rank {estimate.rank}, {text(moment)}{aside}</h3>\n"
         f'<svg viewBox="0 0 {_WIDTH} {_BAR_HEIGHT}" role="img" aria-label="Memory by category at the peak">'
@@ -166,7 +166,7 @@ def _legend(estimate: Estimate) -> str:
     ]
     if wording.capacity_bytes(estimate):
         free = wording.free_bytes(estimate)
-        rows.append(('<span class="swatch none"></span>', "free", gib(free), wording.percent(free, whole), ""))
+        rows.append(('<span class="swatch none"></span>', "free", format_gib(free), wording.percent(free, whole), ""))
     return table((), rows, numbers=(2, 3))
 
 
@@ -211,7 +211,8 @@ def _scale(top: int) -> str:
     for part in (0.0, 0.5, 1.0):
         y = _height(int(top * part), top)
         lines.append(
-            f'<text x="{_MARGIN - 8}" y="{y + 4:.1f}" text-anchor="end">{size(int(top * part)) if part else 0}</text>'
+            f'<text x="{_MARGIN - 8}" y="{y + 4:.1f}" text-anchor="end">'
+            f"{format_size(int(top * part)) if part else 0}</text>"
             f'<line x1="{_MARGIN}" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" '
             'stroke-opacity="0.2"/>'
         )

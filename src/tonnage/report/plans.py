@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tonnage.options import spelled
+from tonnage.options import spell_option
 from tonnage.planner.describe import describe
 from tonnage.planner.solution import Choice, Nearest, Point, Remedy, Solution, Stage
 from tonnage.planner.trial_run import count_micro_batches
@@ -17,7 +17,7 @@ from tonnage.planner.values import OFFLOADS
 from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, Canvas, Part, drawn, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, LOOKS
 from tonnage.report.wording import longest_text, samples
-from tonnage.units import counted, gib
+from tonnage.units import format_gib, pluralise
 
 _REFUSED_ROWS: Final = 8
 _WIDTH_FOR_ALL_COLUMNS: Final = 90  # columns of the terminal from which a plan's row has all its cells
@@ -55,7 +55,7 @@ def why_not(solution: Solution) -> str:
     if not solution.refused:
         return "no combination is left"
     first = solution.refused[0]
-    return first.why if first.what == "all" else f"{spelled(first.what)}: {first.why}"
+    return first.why if first.what == "all" else f"{spell_option(first.what)}: {first.why}"
 
 
 def _headline(solution: Solution) -> Table:
@@ -80,7 +80,7 @@ def _headline(solution: Solution) -> Table:
         if (held := on_host(best, question["host_memory_bytes"])) is not None:
             rows.add_row("", text(held))
     elif solution.nearest is not None:
-        missing = gib(solution.nearest.missing_bytes)
+        missing = format_gib(solution.nearest.missing_bytes)
         rows.add_row(Text(_HEADLINES["too_large"], style=BAD), text(f"{missing} missing, at least", "bold"))
         rows.add_row("", text(f"{asked}; {batch}"))
     else:
@@ -96,7 +96,7 @@ def _batch(question: dict[str, Any]) -> str:
     if not question.get("words", True):
         return f"{samples(sequences)} a step"
     if question["job"].get("lengths"):
-        return f"{counted(sequences, 'sequence')} a step of {longest_text(question['job'], tokens)}"
+        return f"{pluralise(sequences, 'sequence')} a step of {longest_text(question['job'], tokens)}"
     return f"{sequences * tokens:,} tokens a step: {sequences:,} x {tokens:,}"
 
 
@@ -117,9 +117,9 @@ def on_host(choice: Choice, memory_bytes: int | None) -> str | None:
     each, ranks = estimate.host.peak_bytes, estimate.cluster["gpus_per_node"]
     if each is None or all(getattr(plan, name) == "none" for name in OFFLOADS):
         return None
-    of_ranks = f" ({ranks} x {gib(each)})" if ranks > 1 else ""
-    limit = "which --host-memory would limit" if memory_bytes is None else f"of {gib(memory_bytes)}"
-    return f"{gib(each * ranks)} of host memory on each machine{of_ranks}, {limit}"
+    of_ranks = f" ({ranks} x {format_gib(each)})" if ranks > 1 else ""
+    limit = "which --host-memory would limit" if memory_bytes is None else f"of {format_gib(memory_bytes)}"
+    return f"{format_gib(each * ranks)} of host memory on each machine{of_ranks}, {limit}"
 
 
 def _speed(choice: Choice) -> str:
@@ -158,8 +158,8 @@ def _plans(solution: Solution, canvas: Canvas) -> Iterator[Part]:
             str(number),
             text(describe(choice.candidate, beside=solution.plans[0].candidate), "bold" if number == 1 else ""),
             *rates(time)[:3],
-            gib(peak),
-            gib(max(solution.question["capacity_bytes"] - peak, 0)),
+            format_gib(peak),
+            format_gib(max(solution.question["capacity_bytes"] - peak, 0)),
             rates(time)[3],
         )
         rows.add_row(*(cells[index] for index in shown))
@@ -203,8 +203,8 @@ def saving(saved_bytes: int | None) -> str:
     """Return the bytes that a technique saves, which can be negative; a dash where it was not run."""
     if saved_bytes is None:
         return "-"
-    words = gib(abs(saved_bytes))
-    return f"-{words}" if saved_bytes < 0 and words != gib(0) else words
+    words = format_gib(abs(saved_bytes))
+    return f"-{words}" if saved_bytes < 0 and words != format_gib(0) else words
 
 
 def cost(costs: float | None) -> str:
@@ -223,7 +223,7 @@ def _path(solution: Solution, canvas: Canvas) -> Iterator[Part]:
     some = "" if all(stage.whole for stage in solution.path) else "; ~ from runs of a few layers"
     if some and solution.plans[0].candidate.plan.attention == "flex":
         some += ", flash attention for flex"
-    yield title("From the baseline to the plan", text(f"the card has {gib(capacity)}{some}", "dim"), canvas)
+    yield title("From the baseline to the plan", text(f"the card has {format_gib(capacity)}{some}", "dim"), canvas)
     labels = [("  + " if number else "") + stage.change for number, stage in enumerate(solution.path)]
     shown = min(max(map(len, labels)), canvas.width // 3)
     room = max(20, canvas.width - shown - 17)
@@ -231,7 +231,7 @@ def _path(solution: Solution, canvas: Canvas) -> Iterator[Part]:
     for label, stage in zip(labels, solution.path, strict=True):
         first, *rest = textwrap.wrap(label, shown, subsequent_indent="    ", break_on_hyphens=False)
         line = text(first.ljust(shown))
-        amount = f"{'' if stage.whole else '~'}{gib(stage.process_bytes)}"
+        amount = f"{'' if stage.whole else '~'}{format_gib(stage.process_bytes)}"
         line.append(f" {amount:>12} ", style=GOOD if stage.fits else BAD)
         line.append_text(_bar(stage, most, capacity, room, canvas))
         yield line
@@ -283,7 +283,7 @@ def _frontier(solution: Solution) -> Iterator[Part]:
 
 def needed(point: Point) -> str:
     """Return the memory that a plan of the frontier needs; `~` marks a probe of a few layers."""
-    return gib(point.process_bytes) if point.whole else f"~{gib(point.process_bytes)}"
+    return format_gib(point.process_bytes) if point.whole else f"~{format_gib(point.process_bytes)}"
 
 
 def named(point: Point) -> str:
@@ -297,7 +297,7 @@ def _rate(point: Point) -> tuple[str, Text]:
 
 def _nearest(nearest: Nearest) -> Iterator[Part]:
     yield title("The plan that needs least")
-    yield Padding(text(f"{describe(nearest.candidate)}: {gib(nearest.needed_bytes)}"), (0, 0, 0, 2))
+    yield Padding(text(f"{describe(nearest.candidate)}: {format_gib(nearest.needed_bytes)}"), (0, 0, 0, 2))
     if not nearest.remedies:
         return
     yield title("What would make it fit")
@@ -313,7 +313,7 @@ def _remedy(remedy: Remedy) -> tuple[Text, str, str, str]:
     rate = remedy.tokens_per_second_per_gpu
     return (
         text(remedy.what, "bold"),
-        gib(remedy.process_bytes),
+        format_gib(remedy.process_bytes),
         f"{seconds(remedy.step_seconds)} a step",
         "" if rate is None else f"{rate:,.0f} tokens/s a GPU",
     )
@@ -352,7 +352,7 @@ def facts(solution: Solution) -> str:
     words = []
     if counts:
         words.append(
-            f"{counted(counts.get('priced', 0), 'combination')} priced, "
+            f"{pluralise(counts.get('priced', 0), 'combination')} priced, "
             f"{counts.get('below_bound', 0):,} need more than the card by any count, "
             f"{counts.get('ruled_out', 0):,} need no less than one that failed, "
             f"{counts.get('run', 0):,} run on the ghost"

@@ -9,7 +9,7 @@ from tonnage.report import markup
 from tonnage.report.markup import key, table, text
 from tonnage.report.palette import LOOKS
 from tonnage.report.plans import cost, facts, named, needed, on_host, order, rates, saving, seconds, why_not
-from tonnage.units import gib
+from tonnage.units import format_gib
 
 _WIDTH: Final = 760
 _ROW: Final = 40
@@ -36,7 +36,8 @@ def _parts(solution: Solution, title: str) -> Iterator[str]:
     if solution.nearest is not None and solution.nearest.remedies:
         yield "<h3>What would make it fit</h3>"
         rows = [
-            (text(one.what), gib(one.process_bytes), seconds(one.step_seconds)) for one in solution.nearest.remedies
+            (text(one.what), format_gib(one.process_bytes), seconds(one.step_seconds))
+            for one in solution.nearest.remedies
         ]
         yield table(("change", "peak", "step"), rows, numbers=(1, 2))
     if solution.frontier:
@@ -80,11 +81,12 @@ def _answer(solution: Solution) -> Iterator[str]:
             yield f"<p>{text(speed)}</p>"
         if solution.unpriced is not None:
             yield f"<p>{text(order(solution))}</p>"
-        yield f"<p>{gib(best.estimate.peak.process_bytes)} at the peak</p>"
+        yield f"<p>{format_gib(best.estimate.peak.process_bytes)} at the peak</p>"
         if (held := on_host(best, question["host_memory_bytes"])) is not None:
             yield f"<p>{text(held)}</p>"
     elif solution.nearest is not None:
-        yield f'<p class="answer full">does not fit: {gib(solution.nearest.missing_bytes)} missing, at least</p>'
+        missing = format_gib(solution.nearest.missing_bytes)
+        yield f'<p class="answer full">does not fit: {missing} missing, at least</p>'
         yield f"<p>least: {text(describe(solution.nearest.candidate))}</p>"
     else:
         yield f'<p class="answer full">{text(why_not(solution))}</p>'
@@ -94,7 +96,7 @@ def _plans(plans: tuple[Choice, ...]) -> str:
     rows = []
     for choice in plans:
         *speed, bound = rates(choice.estimate.time)
-        peak = gib(choice.estimate.peak.process_bytes)
+        peak = format_gib(choice.estimate.peak.process_bytes)
         words = describe(choice.candidate, beside=plans[0].candidate)
         rows.append((text(words), *speed, peak, text(bound)))
     return table(("plan", "step", "tokens/s a GPU", "MFU", "peak", "bound by"), rows, numbers=(1, 2, 3, 4))
@@ -126,16 +128,18 @@ def _path(stages: tuple[Stage, ...], capacity: int) -> str:
             if width > 0:
                 pieces.append(
                     f'<rect x="{left:.1f}" y="{top + 16}" width="{width:.1f}" height="18" fill="{look.colour}">'
-                    f"<title>{look.label}: {gib(held)}</title></rect>"
+                    f"<title>{look.label}: {format_gib(held)}</title></rect>"
                 )
             left += width
-        words = gib(stage.process_bytes)
+        words = format_gib(stage.process_bytes)
         weight = "400" if stage.fits else "700"
         pieces.append(f'<text x="{_WIDTH}" y="{top + 30}" text-anchor="end" font-weight="{weight}">{words}</text>')
     edge, height = capacity * room / most, len(stages) * _ROW
     pieces.append(f'<path d="M{edge:.1f} 0V{height}" stroke="currentColor" stroke-dasharray="3 3"/>')
     anchor = "end" if edge > room / 2 else "start"
-    pieces.append(f'<text x="{edge:.1f}" y="{height + 12}" text-anchor="{anchor}">the card: {gib(capacity)}</text>')
+    pieces.append(
+        f'<text x="{edge:.1f}" y="{height + 12}" text-anchor="{anchor}">the card: {format_gib(capacity)}</text>'
+    )
     seen = [look for name, look in LOOKS.items() if any(stage.by_category.get(name) for stage in stages)]
     return (
         f'<svg viewBox="0 0 {_WIDTH} {height + 18}" role="img" aria-label="Memory after each technique">'

@@ -14,7 +14,7 @@ from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, TIGHT, Canvas, Part
 from tonnage.report.plans import cost, saving, seconds
 from tonnage.script.advice import Advice
 from tonnage.script.changes import Change
-from tonnage.units import counted, gib
+from tonnage.units import format_gib, pluralise
 
 _VERDICTS: Final = {
     "found": ("FITS", GOOD),
@@ -62,7 +62,7 @@ def _verdict(advice: Advice) -> str:
         return "as it is: nothing to change" if advice.status == "found" else _left(advice)
     if advice.status != "found":
         return "whatever was tried"
-    return f"with {counted(len(advice.changes), 'change')}" + (
+    return f"with {pluralise(len(advice.changes), 'change')}" + (
         "" if advice.before.fits else "; as it is, it does not"
     )
 
@@ -73,8 +73,9 @@ def _left(advice: Advice) -> str:
     if found is not None and found.nearest is not None:
         near = found.nearest
         return (
-            f"by none of its settings: with {describe(near.candidate)} it needs {gib(near.needed_bytes)}, which is "
-            f"{gib(near.missing_bytes)} too much; a smaller batch or shorter sequences would need less"
+            f"by none of its settings: with {describe(near.candidate)} it needs "
+            f"{format_gib(near.needed_bytes)}, which is "
+            f"{format_gib(near.missing_bytes)} too much; a smaller batch or shorter sequences would need less"
         )
     return found.refused[0].why if found is not None and found.refused else "no combination is left"
 
@@ -91,7 +92,9 @@ def _beside(advice: Advice) -> Table:
     rows.add_row("peak of the process", *(_reached(run, run.peak.process_bytes) for run in runs))
     rows.add_row("allocated", *(_reached(run, run.peak.allocated_bytes) for run in runs))
     free = (run.cluster["capacity_bytes"] - run.peak.process_bytes for run in runs)
-    rows.add_row("free", *(gib(max(left, 0)) if run.fits else "-" for run, left in zip(runs, free, strict=True)))
+    rows.add_row(
+        "free", *(format_gib(max(left, 0)) if run.fits else "-" for run, left in zip(runs, free, strict=True))
+    )
     if any(advice.step_seconds):
         rows.add_row("a step (time model)", *(seconds(value) for value in advice.step_seconds[: len(runs)]))
     return rows
@@ -99,7 +102,7 @@ def _beside(advice: Advice) -> Table:
 
 def _reached(run: Estimate, most: int) -> str:
     """Return a peak; `>` marks the last value of a run that ended without memory."""
-    return gib(most) if run.fits else f"> {gib(most)}"
+    return format_gib(most) if run.fits else f"> {format_gib(most)}"
 
 
 def _fits(run: Estimate) -> Text:

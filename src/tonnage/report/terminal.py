@@ -18,7 +18,7 @@ from tonnage.report import wording
 from tonnage.report.advice import advice
 from tonnage.report.canvas import BAD, GOOD, TIGHT, Canvas, drawn, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, PHASE_LETTERS
-from tonnage.units import gib, size
+from tonnage.units import format_gib, format_size
 
 _WIDTH_FOR_MEANINGS: Final = 90  # columns from which the legend explains its labels
 _WIDTH_FOR_TABLES: Final = 60  # columns from which tables have all their columns
@@ -78,7 +78,7 @@ def _bar(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
         return
     capacity = wording.capacity_bytes(estimate)
     heading = f"At the peak: rank {estimate.rank}, {_peak_moment(estimate)}"
-    yield title(heading, text(f"on a card of {gib(capacity)}" if capacity else "", "dim"), canvas)
+    yield title(heading, text(f"on a card of {format_gib(capacity)}" if capacity else "", "dim"), canvas)
     bar, edge = Text(), 0
     inner = canvas.width - 2
     bar.append(canvas.ends[0])
@@ -116,7 +116,7 @@ def _legend(estimate: Estimate, shares: list[wording.Share], canvas: Canvas) -> 
     if wording.capacity_bytes(estimate):
         free = wording.free_bytes(estimate)
         mark = FREE_GLYPH if canvas.unicode else FREE_LETTER
-        rows.add_row(Text(mark, style="dim"), "free", gib(free), wording.percent(free, whole), "")
+        rows.add_row(Text(mark, style="dim"), "free", format_gib(free), wording.percent(free, whole), "")
     return rows
 
 
@@ -152,12 +152,12 @@ def _timeline(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
     top = max(max(point.reserved_bytes, point.allocated_bytes) for point in estimate.curve)
     if top <= 0:
         return
-    margin = len(size(top)) + 1
+    margin = len(format_size(top)) + 1
     columns = _columns(estimate.curve, canvas.width - margin - 1)
     yield title("Memory through the steps", _timeline_key(canvas), canvas)
     for row in range(_TIMELINE_ROWS, 0, -1):
         line = Text()
-        line.append({_TIMELINE_ROWS: size(top), 1: "0"}.get(row, "").rjust(margin - 1) + " ", style="dim")
+        line.append({_TIMELINE_ROWS: format_size(top), 1: "0"}.get(row, "").rjust(margin - 1) + " ", style="dim")
         line.append("│" if canvas.unicode else "|", style="dim")
         cells = [_cell(column, row, top, canvas) for column in columns]
         for style, run in groupby(cells, key=lambda cell: cell[1]):

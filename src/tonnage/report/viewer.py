@@ -13,7 +13,7 @@ from tonnage.allocator import AllocatorSettings
 from tonnage.allocator.replay import follow
 from tonnage.allocator.snapshot import DeviceMemory, Frame, Snapshot, Stack, to_plain
 from tonnage.errors import CannotEstimate, UsageError
-from tonnage.files import replacing
+from tonnage.files import open_replacing
 from tonnage.trace.trace import Event, Mark, Trace
 
 _PROTOCOL: Final = 4  # the newest pickle protocol that the viewer reads
@@ -45,7 +45,7 @@ def snapshot(trace: Trace) -> Snapshot:
 def write(trace: Trace, path: Path) -> None:
     """Write the snapshot of a Trace into a file, whole or not at all.  Raises UnwritableFile and CannotEstimate."""
     plain = to_plain(snapshot(trace))
-    with replacing(path) as file:
+    with open_replacing(path) as file:
         pickle.dump(plain, file, protocol=_PROTOCOL)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from tonnage.estimates.estimate import Estimate, Moment, PhasePeak
 from tonnage.report.palette import LOOKS, OTHERS, Look, look
 from tonnage.report.shortage import shortage
-from tonnage.units import MIB, count, counted, gib, size
+from tonnage.units import MIB, count, format_gib, format_size, pluralise
 
 ADVICE_TITLE: Final = "What to try (upper limits, not promises: estimate again)"
 AXIS: Final = "x axis: modules in order, not seconds"
@@ -137,7 +137,7 @@ def longest_text(job: Mapping[str, Any], length: int) -> str:
 
 def samples(number: int) -> str:
     """Return the size of a batch without text: `1 sample`, `64 samples`."""
-    return counted(number, "sample")
+    return pluralise(number, "sample")
 
 
 def first_and_later(estimate: Estimate) -> list[PhasePeak]:
@@ -171,12 +171,12 @@ def need(estimate: Estimate) -> str:
     if not estimate.fits:
         return _describe_shortage(estimate)
     if capacity is None:
-        return f"{gib(peak.process_bytes)} at the peak."
+        return f"{format_gib(peak.process_bytes)} at the peak."
     others = others_bytes(estimate)
-    beside = f" beside {gib(others)} of other processes" if others else ""
+    beside = f" beside {format_gib(others)} of other processes" if others else ""
     free = max(capacity - peak.process_bytes - others, 0)
-    used = f"{gib(peak.process_bytes)} of {gib(capacity)} ({percent(peak.process_bytes, capacity)})"
-    return f"{used}{beside}; {gib(free)} free."
+    used = f"{format_gib(peak.process_bytes)} of {format_gib(capacity)} ({percent(peak.process_bytes, capacity)})"
+    return f"{used}{beside}; {format_gib(free)} free."
 
 
 _REQUESTS_OUTSIDE_TORCH: Final = {"CUDA error": "a CUDA context", "Cuda failure": "NCCL's buffers"}
@@ -185,16 +185,20 @@ _REQUESTS_OUTSIDE_TORCH: Final = {"CUDA error": "a CUDA context", "Cuda failure"
 
 def _describe_shortage(estimate: Estimate) -> str:
     oom, capacity = estimate.oom, capacity_bytes(estimate)
-    limit = f" of {gib(capacity)}" if capacity else ""
+    limit = f" of {format_gib(capacity)}" if capacity else ""
     process = estimate.peak.process_bytes
     fits = capacity is None or process <= capacity
-    used = f"at most {gib(process)}{limit} in use" if fits else f"the process would take {gib(process)}{limit}"
+    used = (
+        f"at most {format_gib(process)}{limit} in use"
+        if fits
+        else f"the process would take {format_gib(process)}{limit}"
+    )
     if oom is None:
         return f"The card was full; {used}."
     requested = shortage(oom.message).asked_bytes
     outside = next((what for words, what in _REQUESTS_OUTSIDE_TORCH.items() if words in oom.message), None)
     if requested is not None:
-        request = f"{size(requested)} more requested"
+        request = f"{format_size(requested)} more requested"
     else:
         request = "more requested" if outside is None else f"no room for {outside}"
     return f"Out of memory in {moment(oom.step, oom.phase, oom.layer)}: {request}; {used}."
@@ -204,9 +208,9 @@ def interval(estimate: Estimate) -> str:
     """Return the interval of the process's peak."""
     peak = estimate.peak
     if peak.low_bytes == peak.high_bytes:
-        return f"{size(peak.process_bytes)}, without uncertainty"
+        return f"{format_size(peak.process_bytes)}, without uncertainty"
     over = "; the upper end exceeds the card's memory" if is_tight(estimate) else ""
-    return f"{size(peak.low_bytes)} to {size(peak.high_bytes)}{over}"
+    return f"{format_size(peak.low_bytes)} to {format_size(peak.high_bytes)}{over}"
 
 
 def moment(step: int, phase: str, layer: str) -> str:
@@ -217,7 +221,7 @@ def moment(step: int, phase: str, layer: str) -> str:
 
 def amount(value_bytes: int) -> str:
     """Return the bytes in GiB, as all large rows of a column have them; small ones in a unit that does not show 0."""
-    return gib(value_bytes) if value_bytes >= 100 * MIB or value_bytes == 0 else size(value_bytes)
+    return format_gib(value_bytes) if value_bytes >= 100 * MIB or value_bytes == 0 else format_size(value_bytes)
 
 
 def percent(part_bytes: int, whole_bytes: int) -> str:
@@ -257,11 +261,11 @@ def free_bytes(estimate: Estimate) -> int:
 def host(estimate: Estimate) -> str:
     """Return the use of host memory in one line."""
     resident = estimate.host.peak_bytes
-    line = f"{size(resident)} resident at most" if resident is not None else "resident size unknown"
+    line = f"{format_size(resident)} resident at most" if resident is not None else "resident size unknown"
     pinned = estimate.host.pinned_bytes
     if pinned >= MIB:  # smaller ones are torch's own scalars
-        line += f", {size(pinned)} of it pinned"
-    return f"{line}, {size(estimate.host.managed_bytes)} managed" if estimate.host.managed_bytes else line
+        line += f", {format_size(pinned)} of it pinned"
+    return f"{line}, {format_size(estimate.host.managed_bytes)} managed" if estimate.host.managed_bytes else line
 
 
 def how(estimate: Estimate) -> str:
@@ -273,7 +277,7 @@ def how(estimate: Estimate) -> str:
 
 def facts(estimate: Estimate) -> list[tuple[str, tuple[str, ...]]]:
     """Return the details below a report, by name: interval, seconds, host memory, source, assumptions."""
-    parts = f"{size(estimate.peak.reserved_bytes)} reserved, the rest runtime"
+    parts = f"{format_size(estimate.peak.reserved_bytes)} reserved, the rest runtime"
     rows = [
         ("process", (f"{interval(estimate)} ({parts})",)),
         ("step", (pace(estimate),) if estimate.time.get("step_seconds") else ()),
@@ -350,7 +354,7 @@ def frames(stack: tuple[str, ...]) -> list[str]:
     last = -1
     for index in sorted(own[-8:] + libraries[-4:]):
         if index - last > 1:
-            lines.append(f"... {counted(index - last - 1, 'frame')} left out")
+            lines.append(f"... {pluralise(index - last - 1, 'frame')} left out")
         lines.append(_LIBRARY.sub("", stack[index]))
         last = index
     return lines

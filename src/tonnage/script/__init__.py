@@ -1,1 +1,1 @@
-"""A script of somebody's own: what it is, found out from inside it, and which of its flags to change."""
+"""A user's own training script: run on ghost GPUs, recognised, and advised which of its settings to change."""

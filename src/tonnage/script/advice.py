@@ -1,7 +1,8 @@
-"""`tonnage plan -- python train.py`: a script run as it is, a plan for what it was found to be, and the script again.
+"""`tonnage plan -- python train.py`: advise which settings of a script to change.
 
-What is shown has been run: the script as it stands, and the script with the settings that are advised, in its own
-flags where its command line has them, else put into its arguments as they are made.
+The script is dry-run as it is, a plan is made for the job that it was seen to be, and the script is dry-run again
+with the settings of the plan.  A setting is given by the script's own flag; if there is none, it is put into the
+script's arguments as they are made.  So both results that are shown have been run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tonnage.errors import TrialFailed
 from tonnage.estimates.estimate import Estimate
 from tonnage.job import Job
 from tonnage.mesh import SHARDING
-from tonnage.options import spelled
+from tonnage.options import spell_option
 from tonnage.planner.describe import describe
 from tonnage.planner.probe import Need
 from tonnage.planner.question import Question
@@ -31,121 +32,131 @@ from tonnage.planner.space import free_choices
 from tonnage.planner.trial_runner import Failure, TrialRunner
 from tonnage.planner.values import ORDER
 from tonnage.plans import HEADROOM, Plan
-from tonnage.script import dry_run as dryrun
-from tonnage.script import launchers
-from tonnage.script.changes import Change, Setting, changes, difference, holds, saved, seconds
-from tonnage.script.command import flag, with_value
+from tonnage.script import dry_run, launchers
+from tonnage.script.changes import (
+    Change,
+    Setting,
+    compute_added_seconds,
+    compute_saved_bytes,
+    has_value,
+    list_changes,
+    price_step,
+)
+from tonnage.script.command import find_flag, set_value
 from tonnage.script.facts import Facts, NotUnderstood, Understood, seen, understood
-from tonnage.script.ladder import rungs
+from tonnage.script.ladder import list_rungs
 from tonnage.trainers import engine_of
-from tonnage.units import gib
+from tonnage.units import format_gib
 
 Progress = Callable[[str], None]
 
 MOST_TRIES: Final = 3
-"""Plans that are tried on the script before there is none to show."""
+"""Plans that are tried on the script before the advice is that none fits."""
 
 MOST_RUNGS: Final = 5
-"""Runs of a script that no plan can be made for."""
+"""Runs of a script that no plan can be made for, with one rung of the ladder each."""
 
 LEAST_FURTHER: Final = 0.02
-"""Of the card: how much more stays free, at least, in the plan after one that did not fit."""
+"""Fraction of the GPU that stays free in addition, at least, in the plan after one that did not fit."""
 
 
 BATCH: Final = ("per_device_train_batch_size", "gradient_accumulation_steps")
-"""Flags without which a loop's batches cannot be divided otherwise."""
+"""Flags that a loop must have for another micro-batch."""
 
 LOOPS_NOT: Final = (
     *("shard", "tp", "pp", "cp", "ep", "accum-sync", "optimizer-in-backward", "loss", "checkpointing=selective"),
     *("checkpointing=budget", "activation-offload", "optimizer-offload", "param-offload"),
 )
-"""What a loop with an Accelerator would have to be rewritten for, or its launcher decides."""
+"""Options that a loop with an Accelerator would have to be rewritten for, or that its launcher decides."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is asked of a script."""
+    """A script, and what may be changed in it."""
 
     command: list[str]
-    """As it would be typed."""
+    """The command line as typed."""
     cluster: Cluster
     """The GPUs."""
     said: Mapping[str, Any]
-    """Options of Plan that the user has said: they are kept."""
+    """Options of Plan that the user gave; they are kept."""
     only: tuple[str, ...] = ()
+    """As in `Question`."""
     without: tuple[str, ...] = ()
+    """As in `Question`."""
     allow: tuple[str, ...] = ()
+    """As in `Question`."""
     headroom: float = HEADROOM
-    """Part of the card that stays free."""
+    """Fraction of the GPU that stays free."""
     timeout_seconds: float = 900.0
-    """For each run of the script."""
+    """Time limit of each run of the script."""
     torch_version: str | None = None
-    """Another torch than the installed one."""
+    """Version of torch to run; None: the installed one."""
 
     @property
     def budget_bytes(self) -> int:
-        """What a process may use of the card."""
+        """Return the bytes of the GPU that a process may use."""
         return int(self.cluster.device.capacity_bytes * (1 - self.headroom))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """The script with other settings, as it was run."""
+    """A dry-run of the script with other settings."""
 
     estimate: Estimate
-    """Of the dry-run."""
+    """The estimate of the dry-run."""
     command: tuple[str, ...]
-    """As it is typed then."""
+    """The command line with the settings."""
     environment: Mapping[str, str]
-    """Variables before it."""
+    """Variables to set for it."""
     arguments: Mapping[str, Any]
-    """What has to be written in the script's own code; in the run it was put into the objects that it makes."""
+    """Settings to write into the script's own code; the run put them into the objects that the script makes."""
     in_code: tuple[str, ...]
-    """The same as somebody would write it."""
+    """The same settings as lines of code."""
     not_taken: tuple[str, ...]
-    """Settings that the script did not take, in sentences."""
+    """A sentence about each setting that did not take effect."""
 
     @property
     def line(self) -> str:
-        """What to type."""
+        """Return the shell command with the variables in front."""
         words = [*(f"{name}={value}" for name, value in self.environment.items()), *self.command]
         return shlex.join(["env", *words] if self.environment else words)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What to change in a script."""
+    """The answer for a script: the settings to change."""
 
     command: tuple[str, ...]
-    """As it was typed."""
+    """The command line as typed."""
     budget_bytes: int
-    """What a process may use of the card."""
+    """Bytes of the GPU that a process may use."""
     seen: str
-    """What it was recognised as, in a line."""
+    """Description, in one line, of the job that the script was seen to be."""
     before: Estimate
-    """As it is."""
+    """The dry-run of the script as it is."""
     why_not: str | None = None
-    """Why nothing was planned, where nothing was."""
+    """The reason why no plan was made, if none was."""
     by_trial: bool = False
-    """Whether its changes were found by trying them, without a plan."""
+    """True if the changes were found by trying settings, without a plan."""
     now: Understood | None = None
-    """In the program's own words; None where nothing was planned."""
+    """The job and the plan that the script runs now; None if no plan was made."""
     changes: tuple[Change, ...] = ()
-    """What to change, what matters most first."""
+    """The changes, the most effective first."""
     after: Tried | None = None
-    """With the changes; None where there are none, or none that fits."""
+    """The dry-run with the changes; None if there are none, or none that fits."""
     failed: tuple[Refused, ...] = ()
-    """Plans that were tried on the script and did not fit, or did not run."""
+    """Plans that did not fit, or did not run, when they were tried on the script."""
     unexpressed: tuple[Change, ...] = ()
-    """Techniques that the script has no setting for, as they are in a loop of tonnage's own."""
+    """Techniques that the script has no setting for, with their effect in tonnage's own loop."""
     solution: Solution | None = None
-    """Of the search."""
+    """The answer of the search."""
     step_seconds: tuple[float | None, float | None] = (None, None)
-    """Before and after, by the time model."""
+    """Seconds of a step before and after the changes, by the time model."""
 
     @property
     def status(self) -> str:
-        """As in `plan --json`."""
+        """Return the status of the document of `plan --json`."""
         if self.now is None and not self.by_trial:
             return "unknown"
         if self.fits(self.before) and not self.changes:
@@ -157,11 +168,11 @@ class Advice:
         return "too_large"
 
     def fits(self, estimate: Estimate) -> bool:
-        """Whether a run leaves as much of the card free as it should."""
+        """Return True if a run leaves the headroom of the GPU free."""
         return estimate.fits and estimate.peak.process_bytes <= self.budget_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """The document of `plan --json`, with what is known of the script."""
+        """Return the document of `plan --json`, with a part about the script."""
         empty = Solution(status="unknown", question={"command": list(self.command)})
         document = (self.solution or empty).to_json() | {"status": self.status}
         before, after = self.step_seconds
@@ -183,16 +194,16 @@ class Advice:
                 "arguments": {} if self.after is None else dict(self.after.arguments),
                 "in_code": [] if self.after is None else list(self.after.in_code),
                 "not_taken": [] if self.after is None else list(self.after.not_taken),
-                "failed": [asdict(one) for one in self.failed],
-                "unexpressed": [asdict(one) for one in self.unexpressed],
+                "failed": [asdict(refused) for refused in self.failed],
+                "unexpressed": [asdict(change) for change in self.unexpressed],
             }
         }
 
 
 def advise(asked: Asked, progress: Progress = lambda text: None) -> Advice:
-    """Run the script, plan for what it is, and run it again as advised.
+    """Run the script, plan for the job that it is, and run it again with the settings of the plan.
 
-    Raises TrialFailed where the script itself fails, UsageError for a contradictory question, GhostUnavailable.
+    Raises TrialFailed if the script itself fails, UsageError for a contradictory question, GhostUnavailable.
     """
     before, facts = _run(asked, asked.command, {}, progress)
     common: dict[str, Any] = {
@@ -204,91 +215,95 @@ def advise(asked: Asked, progress: Progress = lambda text: None) -> Advice:
     try:
         now = understood(facts)
     except NotUnderstood as reason:
-        return _without_plan(asked, facts, str(reason), common, progress)
+        return _try_rungs(asked, facts, str(reason), common, progress)
     with TrialRunner(progress, torch=asked.torch_version) as runner:
-        return _planned(asked, facts, now, runner, common, progress)
+        return _try_plans(asked, facts, now, runner, common, progress)
 
 
-def _planned(
+def _try_plans(
     asked: Asked, facts: Facts, now: Understood, runner: TrialRunner, common: dict[str, Any], progress: Progress
 ) -> Advice:
-    """Plans, fastest first, until one of them fits when the script itself runs it."""
-    question = _question(asked, now, facts)
+    """Return the advice of the fastest plan that fits when the script itself runs it."""
+    question = _make_question(asked, now, facts)
     failed: list[Refused] = []
-    here = Candidate(job=now.job, plan=now.plan)
+    present = Candidate(job=now.job, plan=now.plan)
     for _ in range(MOST_TRIES):
         solution = search(question, runner, top=1, explain=False, progress=progress)
         if not solution.plans:
             return Advice(**common, now=now, solution=solution, failed=tuple(failed))
         best = solution.plans[0].candidate
-        progress("taking each change back, to see what it is for")
-        found = _sorted(changes(now, best, facts, question, runner, asked.command), common["before"], asked)
+        progress("running the plan without each change, to see its effect")
+        changes = list_changes(now, best, facts, question, runner, asked.command)
+        changes = _sort_by_effect(changes, common["before"], asked)
         advice = Advice(
             **common,
             now=now,
             solution=solution,
-            changes=found,
+            changes=changes,
             failed=tuple(failed),
-            unexpressed=_unexpressed(best, facts, question, runner),
-            step_seconds=(seconds(here, question), seconds(best, question)),
+            unexpressed=_list_unexpressed(best, facts, question, runner),
+            step_seconds=(price_step(present, question), price_step(best, question)),
         )
-        if not found:
+        if not changes:
             return advice
         try:
-            advice = replace(advice, after=_tried(asked, facts, found, progress))
+            advice = replace(advice, after=_try_changes(asked, facts, changes, progress))
         except TrialFailed as error:
             return replace(advice, failed=(*failed, Refused(what=describe(best), why=str(error))))
         if advice.status == "found":
             return advice
         assert advice.after is not None
         peak = advice.after.estimate.peak.process_bytes
-        failed.append(Refused(what=describe(best), why=f"does not fit: {gib(peak)} in the script itself"))
-        further = (peak - solution.plans[0].estimate.peak.process_bytes) / asked.cluster.device.capacity_bytes
-        question = replace(question, headroom=min(question.headroom + max(further, LEAST_FURTHER), 0.9))
+        failed.append(Refused(what=describe(best), why=f"does not fit: the script itself needs {format_gib(peak)}"))
+        excess = (peak - solution.plans[0].estimate.peak.process_bytes) / asked.cluster.device.capacity_bytes
+        question = replace(question, headroom=min(question.headroom + max(excess, LEAST_FURTHER), 0.9))
     return replace(advice, after=None, failed=tuple(failed))
 
 
-def _question(asked: Asked, now: Understood, facts: Facts) -> Question:
+def _make_question(asked: Asked, now: Understood, facts: Facts) -> Question:
+    """Return the question to the search; options that the script has no setting for stay as they are."""
     keep, launched = now.openly(asked.said), launchers.is_launched(asked.command)
     if now.plan.precision == "fp32" and "precision" in asked.without:
         keep = replace(keep, precision="fp32")
     if facts.is_launchers:
         keep = replace(keep, shard=now.plan.shard, param_offload=now.plan.param_offload)
-    if facts.is_launchers and not facts.is_loop and now.plan.shard in SHARDING:  # it checkpoints as well
+    if (
+        facts.is_launchers and not facts.is_loop and now.plan.shard in SHARDING
+    ):  # FSDP's settings decide checkpointing, too
         keep = replace(keep, checkpointing=now.plan.checkpointing)
-    moving = () if launched or asked.cluster.gpus > 1 else ("param-offload",)  # sharding on one GPU wants a launcher
-    divides = all(flag(name, facts.options) for name in BATCH)
-    kept = () if "attention" in asked.without else ("attention",)  # it is chosen where the script makes its network
+    needs_launcher = () if launched or asked.cluster.gpus > 1 else ("param-offload",)  # FSDP on one GPU
+    has_batch_flags = all(find_flag(name, facts.options) for name in BATCH)
+    kept = () if "attention" in asked.without else ("attention",)  # the script chooses it when it makes its network
     return Question(
         job=now.job,
         plan=keep,
         cluster=asked.cluster,
         stated=(*asked.said, *kept),
         only=asked.only,
-        without=(*asked.without, *(LOOPS_NOT if facts.is_loop else moving)),
-        only_micro_batch=now.job.micro_batch if facts.is_loop and not divides else None,
+        without=(*asked.without, *(LOOPS_NOT if facts.is_loop else needs_launcher)),
+        only_micro_batch=now.job.micro_batch if facts.is_loop and not has_batch_flags else None,
         allow=asked.allow,
         headroom=asked.headroom,
     )
 
 
-def _sorted(found: tuple[Change, ...], before: Estimate, asked: Asked) -> tuple[Change, ...]:
-    """Where the script does not fit what saves most comes first, else what gains most seconds."""
-    tight = not before.fits or before.peak.process_bytes > asked.budget_bytes
-    if tight or any(change.costs_seconds is None for change in found):
-        return tuple(sorted(found, key=lambda change: -(change.saves_bytes or 0)))
-    return tuple(sorted(found, key=lambda change: (change.costs_seconds or 0.0, -(change.saves_bytes or 0))))
+def _sort_by_effect(changes: tuple[Change, ...], before: Estimate, asked: Asked) -> tuple[Change, ...]:
+    """Return the changes by the bytes that they save if the script does not fit, else by the seconds."""
+    is_tight = not before.fits or before.peak.process_bytes > asked.budget_bytes
+    if is_tight or any(change.costs_seconds is None for change in changes):
+        return tuple(sorted(changes, key=lambda change: -(change.saves_bytes or 0)))
+    return tuple(sorted(changes, key=lambda change: (change.costs_seconds or 0.0, -(change.saves_bytes or 0))))
 
 
-def _tried(asked: Asked, facts: Facts, found: Sequence[Change], progress: Progress) -> Tried:
-    """The script with the changes.  Raises TrialFailed where it does not take them."""
-    settings = [setting for change in found for setting in change.settings]
+def _try_changes(asked: Asked, facts: Facts, changes: Sequence[Change], progress: Progress) -> Tried:
+    """Run the script with the changes.  Raises TrialFailed if it fails with them."""
+    settings = [setting for change in changes for setting in change.settings]
     command = list(asked.command)
     for setting in settings:
         if setting.where == "flag":
-            command = with_value(command, setting.name, setting.after, facts.options)
+            command = set_value(command, setting.name, setting.after, facts.options)
         elif setting.where == "launcher":
-            command = launchers.told(command, f"--{setting.name}", str(setting.after))
+            command = launchers.set_accelerate_flag(command, f"--{setting.name}", str(setting.after))
     environment = {setting.name: str(setting.after) for setting in settings if setting.where == "environment"}
     arguments = {setting.name: setting.after for setting in settings if setting.where == "argument"}
     put_in = {**arguments, "of": "loop"} if facts.is_loop else arguments
@@ -300,8 +315,8 @@ def _tried(asked: Asked, facts: Facts, found: Sequence[Change], progress: Progre
         command=tuple(command),
         environment=environment,
         arguments=arguments,
-        in_code=tuple(_in_code(name, value, facts) for name, value in arguments.items()),
-        not_taken=tuple(_not_taken(settings, after)),
+        in_code=tuple(_write_as_code(name, value, facts) for name, value in arguments.items()),
+        not_taken=tuple(_list_not_taken(settings, after)),
     )
 
 
@@ -310,10 +325,11 @@ _LOOPS_CODE: Final = {
     "gradient_accumulation_steps": "Accelerator(gradient_accumulation_steps={!r})",
     "fused": "torch.optim.AdamW(..., fused={!r})",
 }
+"""Code of each setting of a loop with an Accelerator."""
 
 
-def _in_code(name: str, value: Any, facts: Facts) -> str:
-    """How a script says a setting that it has no flag for."""
+def _write_as_code(name: str, value: Any, facts: Facts) -> str:
+    """Return the code of a setting that the script has no flag for."""
     if not facts.is_loop:
         return f"{facts.arguments}({name}={value!r})"
     if name == "gradient_checkpointing":
@@ -321,103 +337,110 @@ def _in_code(name: str, value: Any, facts: Facts) -> str:
     return _LOOPS_CODE[name].format(value)
 
 
-def _not_taken(settings: Sequence[Setting], after: Facts) -> list[str]:
-    """What the script's own objects do not say after it was told so."""
-    wrong = []
+def _list_not_taken(settings: Sequence[Setting], after: Facts) -> list[str]:
+    """Return a sentence about each setting that the script's own objects do not have in the run that set it."""
+    sentences = []
     for setting in settings:
         if setting.where == "environment":
             if str(setting.after) not in after.allocator_settings:
-                wrong.append(f"{setting} did not reach the process, which says {after.allocator_settings!r}.")
-        elif not holds(after.settings.get(setting.name), setting.after):
-            wrong.append(
-                f"{setting.name} was given as {setting.after}, and the script made it "
+                sentences.append(f"{setting} did not reach the process, which has {after.allocator_settings!r}.")
+        elif not has_value(after.settings.get(setting.name), setting.after):
+            sentences.append(
+                f"{setting.name} was given as {setting.after}, but the script set it to "
                 f"{after.settings.get(setting.name)}."
             )
-    return wrong
+    return sentences
 
 
-def _unexpressed(best: Candidate, facts: Facts, question: Question, runner: TrialRunner) -> tuple[Change, ...]:
-    """Techniques that the script has no setting for, with what they would save and cost in tonnage's own loop.
+def _list_unexpressed(best: Candidate, facts: Facts, question: Question, runner: TrialRunner) -> tuple[Change, ...]:
+    """Return the techniques that the script has no setting for, with their savings and costs in tonnage's own loop.
 
-    What cannot be run there either, beside what the plan has, is none.
+    Techniques that cannot be added to the plan in that loop either are left out.
     """
     own = Candidate(job=best.job, plan=replace(best.plan, engine="tonnage"))
     others = {
-        what: replace(own, plan=replace(own.plan, **{name: value}))
-        for what, name, value in _further(best, question.cluster)
-        if _has_no_words(name, value, best.job, replace(best.plan, **{name: value}), facts, question.cluster)
+        technique: replace(own, plan=replace(own.plan, **{name: value}))
+        for technique, name, value in _list_stronger(best, question.cluster)
+        if _has_no_setting(name, value, best.job, replace(best.plan, **{name: value}), facts, question.cluster)
     }
     needs = runner.probe([own, *others.values()], question.cluster)
     return tuple(
         Change(
-            technique=what,
+            technique=technique,
             settings=(),
-            why=EFFECTS[what.partition("=")[0].replace("-", "_")],
-            saves_bytes=saved(needs[0], need),
-            costs_seconds=difference(other, own, question),
+            why=EFFECTS[technique.partition("=")[0].replace("-", "_")],
+            saves_bytes=compute_saved_bytes(needs[0], need),
+            costs_seconds=compute_added_seconds(other, own, question),
         )
-        for (what, other), need in zip(others.items(), needs[1:], strict=True)
+        for (technique, other), need in zip(others.items(), needs[1:], strict=True)
         if isinstance(need, Need) or isinstance(needs[0], Failure)
     )
 
 
-def _further(best: Candidate, cluster: Cluster) -> Iterator[tuple[str, str, Any]]:
-    """Values that keep less than the plan's own: in words, the option, the value."""
+def _list_stronger(best: Candidate, cluster: Cluster) -> Iterator[tuple[str, str, Any]]:
+    """Yield the values that keep less in memory than the plan's own: technique in words, option and value."""
     plan = best.plan
     for name, value in free_choices(best.job, plan, cluster).items():
         if getattr(plan, name) != value:
-            yield f"{spelled(name)}={value}", name, value
+            yield f"{spell_option(name)}={value}", name, value
     for name, values in ORDER.items():
         if cluster.gpus == 1 and name in ("shard", "accum_sync"):
             continue
-        now = getattr(plan, name)
-        for value in values[values.index(now) + 1 :] if now in values else ():
-            yield spelled(name) if value is True else f"{spelled(name)}={value}", name, value
+        present = getattr(plan, name)
+        for value in values[values.index(present) + 1 :] if present in values else ():
+            yield spell_option(name) if value is True else f"{spell_option(name)}={value}", name, value
 
 
-def _has_no_words(name: str, value: Any, job: Job, plan: Plan, facts: Facts, cluster: Cluster) -> bool:
-    if name == "attention":  # which no flag of a Trainer's, nor a launcher's, says
+def _has_no_setting(name: str, value: Any, job: Job, plan: Plan, facts: Facts, cluster: Cluster) -> bool:
+    """Return True if the script has no setting for a value."""
+    if name == "attention":  # no flag of a Trainer or a launcher sets it
         return True
     if facts.is_loop:
-        return spelled(name) in LOOPS_NOT or f"{spelled(name)}={value}" in LOOPS_NOT
+        return spell_option(name) in LOOPS_NOT or f"{spell_option(name)}={value}" in LOOPS_NOT
     refusals = engine_of(plan).refusals(Case(job, plan, cluster))
-    return any(one.technique.partition("=")[0] == spelled(name) and "no setting" in one.reason for one in refusals)
+    return any(
+        refusal.technique.partition("=")[0] == spell_option(name) and "no setting" in refusal.reason
+        for refusal in refusals
+    )
 
 
-def _without_plan(asked: Asked, facts: Facts, why: str, common: dict[str, Any], progress: Progress) -> Advice:
-    """Settings that need no plan, tried until the script fits: a loop of its own has the allocator's alone."""
+def _try_rungs(asked: Asked, facts: Facts, why: str, common: dict[str, Any], progress: Progress) -> Advice:
+    """Return the advice of the first rung of settings with which the script fits.
+
+    For a loop of the script's own these are the settings of the allocator alone.
+    """
     advice = Advice(**common, why_not=why, by_trial=facts.trainer is not None)
     fits = advice.fits(advice.before)
     failed: list[Refused] = []
-    for found in itertools.islice(rungs(facts, asked.command, fits=fits), MOST_RUNGS):
-        words = "; ".join(str(setting) for change in found for setting in change.settings)
+    for rung in itertools.islice(list_rungs(facts, asked.command, fits=fits), MOST_RUNGS):
+        words = "; ".join(str(setting) for change in rung for setting in change.settings)
         try:
-            after = _tried(asked, facts, found, progress)
+            after = _try_changes(asked, facts, rung, progress)
         except TrialFailed as error:
             failed.append(Refused(what=words, why=str(error)))
             continue
-        advice = replace(advice, changes=_with_difference(found, advice.before, after.estimate), after=after)
+        advice = replace(advice, changes=_with_saved_bytes(rung, advice.before, after.estimate), after=after)
         if advice.fits(after.estimate):
             break
     return replace(advice, failed=tuple(failed))
 
 
-def _with_difference(found: tuple[Change, ...], before: Estimate, after: Estimate) -> tuple[Change, ...]:
-    """What a change saves, where it is the only one and both runs came to their end."""
-    if len(found) > 1 or not before.fits or not after.fits:
-        return found
-    return (replace(found[0], saves_bytes=before.peak.process_bytes - after.peak.process_bytes),)
+def _with_saved_bytes(changes: tuple[Change, ...], before: Estimate, after: Estimate) -> tuple[Change, ...]:
+    """Return the changes, with the bytes saved if there is only one and both runs fit."""
+    if len(changes) > 1 or not before.fits or not after.fits:
+        return changes
+    return (replace(changes[0], saves_bytes=before.peak.process_bytes - after.peak.process_bytes),)
 
 
 def _run(
     asked: Asked, command: list[str], variables: Mapping[str, str], progress: Progress
 ) -> tuple[Estimate, Facts]:
-    """The command on ghosts: of several ranks the first stands for all."""
-    alone = asked.cluster.gpus > 1 and launchers.is_launched(command)
-    run = dryrun.run(
+    """Run the command on ghosts, of several ranks only the first, and return its estimate and the facts seen."""
+    is_alone = asked.cluster.gpus > 1 and launchers.is_launched(command)
+    run = dry_run.run(
         command,
         asked.cluster,
-        rank=0 if alone else None,
+        rank=0 if is_alone else None,
         timeout_seconds=asked.timeout_seconds,
         torch_version=asked.torch_version,
         variables={**os.environ, **variables},

@@ -1,4 +1,8 @@
-"""From what a script does to what a plan says: which settings to change, and what each of them is for."""
+"""The settings of a script that a plan changes, and what each change saves and costs.
+
+--per_device_train_batch_size: 4 -> 2
+--gradient_accumulation_steps: 4 -> 8      saves 14.87 GiB, costs 0.173 s: one Change with two Settings
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from tonnage.planner.pricing import price_candidate
 from tonnage.planner.probe import Need
 from tonnage.planner.reasons import EFFECTS, EFFECTS_OF_VALUES
 from tonnage.planner.solution import Candidate
-from tonnage.script.command import can_say, flag
+from tonnage.script.command import can_set, find_flag
 from tonnage.script.facts import Facts, Understood, checkpointing_word
 from tonnage.script.launchers import is_accelerated
 from tonnage.trainers.hf_trainer import run as hf_trainer
@@ -22,9 +26,10 @@ if TYPE_CHECKING:
     from tonnage.planner.trial_runner import Failure, TrialRunner
 
 Where = Literal["flag", "launcher", "argument", "environment"]
+"""Place of a setting, described at `Setting.where`."""
 
 LAUNCHERS: Final = ("mixed_precision",)
-"""What `accelerate launch` says to a loop that does not say it itself, by the name of its flag."""
+"""Settings that `accelerate launch` gives a loop that does not set them itself, by the names of its flags."""
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "allocator": ("allocator",),
@@ -34,13 +39,14 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "checkpointing": ("checkpointing", "activation_offload"),
     "batch": ("micro_batch", "grad_accum"),
 }
-"""Options of Job and Plan that change together, because the script's settings say them together."""
+"""Options of Job and Plan that change together, because the same settings of the script decide them."""
 
 WHY: Final[Mapping[str, str]] = {
     **EFFECTS,
-    "precision": "matrix products run in fewer bits: rounds differently",
-    "batch": "as many sequences a step, in other portions",
+    "precision": "matrix products run in fewer bits, which rounds differently",
+    "batch": "as many sequences a step, in other micro-batches",
 }
+"""Effect of each group, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,74 +54,80 @@ class Setting:
     """One setting of the script."""
 
     name: str
-    """Of TrainingArguments, or of the environment."""
+    """Name in TrainingArguments, or of the environment variable."""
     before: Any
-    """What it is now."""
+    """Present value."""
     after: Any
-    """What it should be; None: left out."""
+    """Planned value; None: leave the setting out."""
     where: Where
-    """`flag`: on the command line; `launcher`: on that of `accelerate launch`; `argument`: where the script makes its
-    arguments; `environment`."""
+    """Place of the setting.
+
+    `flag`: the script's command line; `launcher`: that of `accelerate launch`; `argument`: the code in which the
+    script makes its arguments; `environment`: a variable.
+    """
     flag: str | None = None
-    """As the command line calls it."""
+    """Name on the command line."""
     parts: Mapping[str, Any] | None = None
-    """Of a setting with parts those that this change is about."""
+    """The parts that change, of a setting that is a mapping."""
 
     def __str__(self) -> str:
         name = self.flag or self.name
         if self.where == "environment":
             return f"{name}={self.after}"
         if self.parts is not None:
-            return f"{name}: {', '.join(f'{part} {_shown(value)}' for part, value in self.parts.items())}"
-        return f"{name}: {_shown(self.before)} -> {_shown(self.after)}"
+            return f"{name}: {', '.join(f'{part} {_describe_value(value)}' for part, value in self.parts.items())}"
+        return f"{name}: {_describe_value(self.before)} -> {_describe_value(self.after)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What changes together, and what for."""
+    """Settings that change together, and the effect."""
 
     technique: str
     """A key of GROUPS."""
     settings: tuple[Setting, ...]
-    """In the script's own words."""
+    """The settings, by the script's own names."""
     why: str
-    """What it does."""
+    """The effect, in words."""
     saves_bytes: int | None
-    """Peak process memory of the plan with this as the script has it now, less that of the plan; None: not run."""
+    """Peak process memory of the plan without this change, less that of the plan; None: not run."""
     costs_seconds: float | None
-    """Seconds of a step, likewise the other way round: negative where the change is faster; None: not known."""
+    """Step seconds of the plan, less those without this change: negative if the change is faster; None: not known."""
 
 
-def changes(
+def list_changes(
     now: Understood, best: Candidate, facts: Facts, question: Question, runner: TrialRunner, command: Sequence[str]
 ) -> tuple[Change, ...]:
-    """What lies between the script and a plan, each taken back on its own and run again; what is for nothing is not
-    said."""
-    groups = [name for name in GROUPS if _taken_back(name, now, best) != best]
-    without = [_taken_back(name, now, best) for name in groups]
-    needs = runner.probe([best, *without], question.cluster)
-    found = []
-    for name, candidate, need in zip(groups, without, needs[1:], strict=True):
-        settings = tuple(_settings(name, candidate, best, facts, command))
+    """Return the changes from the script to a plan, each with its own effect.
+
+    The effect of a change is measured by running the plan without it.  Changes that need more
+    memory and save no time are left out.
+    """
+    groups = [name for name in GROUPS if _revert_group(name, now, best) != best]
+    reverted = [_revert_group(name, now, best) for name in groups]
+    needs = runner.probe([best, *reverted], question.cluster)
+    changes = []
+    for name, candidate, need in zip(groups, reverted, needs[1:], strict=True):
+        settings = tuple(_list_settings(name, candidate, best, facts, command))
         change = Change(
             technique=name,
             settings=settings,
             why=EFFECTS_OF_VALUES.get(str(getattr(best.plan, name, None)), WHY[name]),
-            saves_bytes=saved(need, needs[0]),
-            costs_seconds=difference(best, candidate, question),
+            saves_bytes=compute_saved_bytes(need, needs[0]),
+            costs_seconds=compute_added_seconds(best, candidate, question),
         )
-        if settings and not _is_for_nothing(change):
-            found.append(change)
-    return tuple(found)
+        if settings and not _is_useless(change):
+            changes.append(change)
+    return tuple(changes)
 
 
-def _is_for_nothing(change: Change) -> bool:
-    """Whether more is needed with it, and no less time."""
+def _is_useless(change: Change) -> bool:
+    """Return True for a change that needs more memory and saves no time."""
     return change.saves_bytes is not None and change.saves_bytes < 0 and (change.costs_seconds or 0.0) >= 0
 
 
-def _taken_back(group: str, now: Understood, best: Candidate) -> Candidate:
-    """The plan with the options of one group as the script has them."""
+def _revert_group(group: str, now: Understood, best: Candidate) -> Candidate:
+    """Return the plan with the options of one group as the script has them now."""
     job, plan = best.job, best.plan
     for name in GROUPS[group]:
         if hasattr(plan, name):
@@ -125,8 +137,8 @@ def _taken_back(group: str, now: Understood, best: Candidate) -> Candidate:
     return Candidate(job=job, plan=plan)
 
 
-def seconds(candidate: Candidate, question: Question) -> float | None:
-    """Of a step, by the time model; None where it knows nothing of the network or the card."""
+def price_step(candidate: Candidate, question: Question) -> float | None:
+    """Return the seconds of a step by the time model; None if it does not know the network or the GPU."""
     try:
         timing = price_candidate(candidate, question.cluster).timing
     except CannotEstimate:
@@ -134,49 +146,50 @@ def seconds(candidate: Candidate, question: Question) -> float | None:
     return None if timing is None else timing.step_seconds
 
 
-def saved(without: Need | Failure, with_it: Need | Failure) -> int | None:
-    """Bytes less at the peak; None where one of them could not be run."""
+def compute_saved_bytes(without: Need | Failure, with_it: Need | Failure) -> int | None:
+    """Return the bytes that the peak is lower with a change; None if one of the two could not be run."""
     if isinstance(without, Need) and isinstance(with_it, Need):
         return without.process_bytes - with_it.process_bytes
     return None
 
 
-def difference(best: Candidate, without: Candidate, question: Question) -> float | None:
-    """Seconds of a step more than without; None where they are not known."""
-    after, before = seconds(best, question), seconds(without, question)
+def compute_added_seconds(best: Candidate, without: Candidate, question: Question) -> float | None:
+    """Return the seconds that a step takes longer than `without`; None if they are not known."""
+    after, before = price_step(best, question), price_step(without, question)
     return None if after is None or before is None else after - before
 
 
-def _settings(
+def _list_settings(
     group: str, without: Candidate, best: Candidate, facts: Facts, command: Sequence[str]
 ) -> Iterator[Setting]:
+    """Yield the settings of the script that one group of options changes."""
     if group == "allocator":
-        yield expandable(facts)
+        yield make_expandable_setting(facts)
         return
-    before, after = said(without, facts), said(best, facts)
+    before, after = _convert_to_settings(without, facts), _convert_to_settings(best, facts)
     for name in dict.fromkeys([*before, *after]):
         value = after.get(name)
-        nothing = (not value and name.endswith("_kwargs")) or holds(facts.settings.get(name), value)
-        if before.get(name) != value and not nothing:
-            yield replace(setting(name, value, facts, command), parts=_parts(before.get(name), value))
+        is_set = (not value and name.endswith("_kwargs")) or has_value(facts.settings.get(name), value)
+        if before.get(name) != value and not is_set:
+            yield replace(make_setting(name, value, facts, command), parts=_changed_parts(before.get(name), value))
 
 
-def _parts(before: Any, after: Any) -> Mapping[str, Any] | None:
-    """What differs between two values with parts."""
+def _changed_parts(before: Any, after: Any) -> Mapping[str, Any] | None:
+    """Return the parts that differ between two mappings; None for other values."""
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
         return None
     return {name: value for name, value in after.items() if before.get(name) != value}
 
 
-def holds(found: Any, wanted: Any) -> bool:
-    """Whether a setting is as it was meant; of one with parts, those that were given."""
+def has_value(value: Any, wanted: Any) -> bool:
+    """Return True if a setting has the wanted value; of a mapping, only the parts in `wanted` are compared."""
     if isinstance(wanted, Mapping):
-        return isinstance(found, Mapping) and all(holds(found.get(name), inner) for name, inner in wanted.items())
-    return bool(found == wanted) or not (found or wanted)
+        return isinstance(value, Mapping) and all(has_value(value.get(name), part) for name, part in wanted.items())
+    return bool(value == wanted) or not (value or wanted)
 
 
-def said(candidate: Candidate, facts: Facts) -> dict[str, Any]:
-    """Settings that say so much of a plan: TrainingArguments; of a loop with accelerate, what stands for them."""
+def _convert_to_settings(candidate: Candidate, facts: Facts) -> dict[str, Any]:
+    """Return a plan as TrainingArguments or, for a loop with accelerate, as the settings in their place."""
     job, plan = candidate.job, candidate.plan
     if not facts.is_loop:
         return hf_trainer.arguments(job, plan, checkpointing_word(facts))
@@ -189,8 +202,8 @@ def said(candidate: Candidate, facts: Facts) -> dict[str, Any]:
     }
 
 
-def expandable(facts: Facts) -> Setting:
-    """The allocator's variable, with what it said before."""
+def make_expandable_setting(facts: Facts) -> Setting:
+    """Return the allocator's variable with expandable segments added to its present value."""
     return Setting(
         name=variable(facts.torch_version),
         before=facts.allocator_settings or None,
@@ -199,23 +212,24 @@ def expandable(facts: Facts) -> Setting:
     )
 
 
-def setting(name: str, value: Any, facts: Facts, command: Sequence[str]) -> Setting:
-    """A setting of TrainingArguments, in the script's own flag where it has one, else in its launcher's."""
-    known = [word for word in _aliases(name) if flag(word, facts.options, command) is not None]
-    called = next((word for word in known if flag(word, facts.options, command) in command), next(iter(known), name))
+def make_setting(name: str, value: Any, facts: Facts, command: Sequence[str]) -> Setting:
+    """Return a setting of TrainingArguments, set by the script's own flag if it has one, else by its launcher's."""
+    flags = {alias: find_flag(alias, facts.options, command) for alias in _aliases(name)}
+    known = [alias for alias, flag in flags.items() if flag is not None]
+    alias = next((alias for alias in known if flags[alias] in command), next(iter(known), name))
     where: Where = "argument"
-    said_by: str | None = None
-    if can_say(called, value, facts.options, command):
-        where, said_by = "flag", flag(called, facts.options, command)
-    elif facts.is_loop and called in LAUNCHERS and called not in facts.given and is_accelerated(command):
-        where, said_by = "launcher", f"--{called}"
-    return Setting(name=called, before=facts.settings.get(name), after=value, where=where, flag=said_by)
+    flag: str | None = None
+    if can_set(alias, value, facts.options, command):
+        where, flag = "flag", flags[alias]
+    elif facts.is_loop and alias in LAUNCHERS and alias not in facts.given and is_accelerated(command):
+        where, flag = "launcher", f"--{alias}"
+    return Setting(name=alias, before=facts.settings.get(name), after=value, where=where, flag=flag)
 
 
 def _aliases(name: str) -> tuple[str, ...]:
-    """transformers' two names of checkpointing: a command line may know the older one only."""
+    """Return transformers' two names of a setting of checkpointing: a command line may know only the older one."""
     return (name, name.replace("activation_", "gradient_"))
 
 
-def _shown(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     return "not set" if value is None else str(value)

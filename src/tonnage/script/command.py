@@ -1,4 +1,9 @@
-"""A script's command line with other values, in its own flags, by the names that its parser knows."""
+"""A script's command line with other values of its flags, as its own argument parser names them.
+
+    set_value(["python", "train.py", "--bf16", "True"], "bf16", None, options)    ->    ["python", "train.py"]
+
+`options` are the parser's options by flag, each with its dest, action and nargs, as the script was seen to make them.
+"""
 
 from __future__ import annotations
 
@@ -7,63 +12,65 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def flag(name: str, options: Mapping[str, Any], command: Sequence[str] = ()) -> str | None:
-    """The flag that sets `name`, as the command has it or else as the parser calls it; None where there is none."""
-    names = [option for option, known in options.items() if known["dest"] == name and option.startswith("--")]
-    positive = [option for option in names if not option.startswith("--no")] or names
-    used = [option for option in positive if any(_is(word, option) for word in command)]
+def find_flag(name: str, options: Mapping[str, Any], command: Sequence[str] = ()) -> str | None:
+    """Return the flag that sets `name`: the one in the command, else the parser's first; None if there is none."""
+    flags = [option for option, known in options.items() if known["dest"] == name and option.startswith("--")]
+    positive = [option for option in flags if not option.startswith("--no")] or flags
+    used = [option for option in positive if any(_is_option(word, option) for word in command)]
     return next(iter(used or positive), None)
 
 
-def can_say(name: str, value: Any, options: Mapping[str, Any], command: Sequence[str]) -> bool:
-    """Whether a flag can give this value to `name`."""
-    found = flag(name, options, command)
-    if found is None:
+def can_set(name: str, value: Any, options: Mapping[str, Any], command: Sequence[str]) -> bool:
+    """Return True if a flag can give this value to `name`."""
+    flag = find_flag(name, options, command)
+    if flag is None:
         return False
-    kind = options[found]["action"]
-    if kind == "storetrue":
-        return value is True or (value in (False, None) and _place(found, command) is not None)
-    if kind == "storefalse":
+    action = options[flag]["action"]
+    if action == "storetrue":
+        return value is True or (value in (False, None) and _find_position(flag, command) is not None)
+    if action == "storefalse":
         return value is False
-    return kind == "store" and (value is not None or _place(found, command) is not None)
+    return action == "store" and (value is not None or _find_position(flag, command) is not None)
 
 
-def with_value(command: Sequence[str], name: str, value: Any, options: Mapping[str, Any]) -> list[str]:
-    """The command with a flag's value changed where it stands, or put at the end; None takes it away."""
-    found = flag(name, options, command)
-    assert found is not None
-    words = _without(list(command), found, options[found])
+def set_value(command: Sequence[str], name: str, value: Any, options: Mapping[str, Any]) -> list[str]:
+    """Return the command with another value of a flag, in its place or at the end; None removes the flag."""
+    flag = find_flag(name, options, command)
+    assert flag is not None
+    words = _remove_flag(list(command), flag, options[flag])
     if value is None:
         return words
-    kind = options[found]["action"]
-    if kind in ("storetrue", "storefalse"):
-        return [*words, found] if (kind == "storetrue") == value else words
-    if value is True and options[found]["nargs"] == "?":  # what is left out then means more than any text
-        return [*words, found]
-    place = _place(found, command)
-    said = [found, spelled(value)]
-    return [*words, *said] if place is None else [*words[:place], *said, *words[place:]]
+    action = options[flag]["action"]
+    if action in ("storetrue", "storefalse"):
+        return [*words, flag] if (action == "storetrue") == value else words
+    if value is True and options[flag]["nargs"] == "?":  # the flag alone is true for every parser, a text may not be
+        return [*words, flag]
+    position = _find_position(flag, command)
+    added = [flag, _spell_value(value)]
+    return [*words, *added] if position is None else [*words[:position], *added, *words[position:]]
 
 
-def spelled(value: Any) -> str:
-    """A value as a command line has it: JSON for what has parts."""
+def _spell_value(value: Any) -> str:
+    """Return a value as a command line has it; a dict or a list is written as JSON."""
     return json.dumps(value) if isinstance(value, dict | list) else str(value)
 
 
-def _is(word: str, option: str) -> bool:
+def _is_option(word: str, option: str) -> bool:
+    """Return True if a word of the command is the option, with or without its value."""
     return word == option or word.startswith(f"{option}=")
 
 
-def _place(option: str, command: Sequence[str]) -> int | None:
-    return next((place for place, word in enumerate(command) if _is(word, option)), None)
+def _find_position(option: str, command: Sequence[str]) -> int | None:
+    """Return the position of an option in the command, or None."""
+    return next((position for position, word in enumerate(command) if _is_option(word, option)), None)
 
 
-def _without(command: list[str], option: str, known: Mapping[str, Any]) -> list[str]:
-    """The command without a flag and its value, wherever it stands."""
-    while (place := _place(option, command)) is not None:
-        end = place + 1
-        follows = command[place] == option and end < len(command) and not command[end].startswith("--")
-        if follows and known["action"] == "store" and known["nargs"] in (None, "?", 1):
+def _remove_flag(command: list[str], option: str, known: Mapping[str, Any]) -> list[str]:
+    """Return the command without a flag and its value, wherever they stand."""
+    while (position := _find_position(option, command)) is not None:
+        end = position + 1
+        has_value = command[position] == option and end < len(command) and not command[end].startswith("--")
+        if has_value and known["action"] == "store" and known["nargs"] in (None, "?", 1):
             end += 1
-        command = command[:place] + command[end:]
+        command = command[:position] + command[end:]
     return command

@@ -1,7 +1,8 @@
-"""What a script is, as it said itself while it was dry-run, in options of Job and Plan.
+"""A user's script in options of Job and Plan, from the notes that its dry run took.
 
 The ghost's process notes trainer, arguments, network, adapters, batches and command line from the objects as they
-were built (`tonnage_recorder.script`).  Here that becomes a Job and a Plan, or one sentence why it does not.
+were built (`tonnage_recorder.script`).  `understood` makes a Job and a Plan of these notes, or raises one sentence
+why it cannot.  What one trainer says is read by the `facts.py` of its folder in `tonnage.trainers`.
 """
 
 from __future__ import annotations
@@ -10,32 +11,42 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from tonnage.catalog.optimizers import OPTIMIZERS
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.options import is_amount
 from tonnage.plans import Plan
 from tonnage.trace.trace import Trace
-from tonnage.trainers.hf_trainer.run import OPTIMIZERS
+from tonnage.trainers.accelerate import facts as accelerate
+from tonnage.trainers.hf_trainer import facts as hf_trainer
+from tonnage.trainers.trl import facts as trl
 from tonnage.units import count
 
-ADAMW: Final = ("adamw", "adamw-fused", "adamw-foreach", "adamw-loop")
+ADAMW: Final = tuple(one.name for one in OPTIMIZERS if (one.library, one.family) == ("torch", "adamw"))
 """Implementations of one optimizer: any may stand for any other."""
 
-_NAMES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-_HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "ForImageClassification")
-_ENGINES: Final = {
-    "trl.trainer.sft_trainer.SFTTrainer": "trl",
-    "transformers.trainer_seq2seq.Seq2SeqTrainer": "hf-trainer",
-    "transformers.trainer.Trainer": "hf-trainer",
-}
-"""Trainers whose step an engine runs, the more special ones first."""
+_ADAMW_CLASSES: Final = ("torch.optim.adamw.AdamW", "torch.optim.adam.Adam")
 
-_OPTIMS: Final = {
-    **{said["optim"]: name for name, said in OPTIMIZERS.items() if "optim" in said},
-    "adamw_8bit": "adamw-8bit",
-    "paged_adamw": "paged-adamw",
-}
+_DTYPES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+_HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "ForImageClassification")
+"""Ends of the names of networks that are planned."""
+
+_ENGINES: Final = {**dict.fromkeys(trl.CLASSES, "trl"), **dict.fromkeys(hf_trainer.CLASSES, "hf-trainer")}
+"""The engine of each Trainer whose step one runs."""
+
+_UNPLANNED_ADAPTERS: Final = (
+    "use_dora",
+    "modules_to_save",
+    "use_qalora",
+    "trainable_token_indices",
+    "layer_replication",
+)
+"""Settings of adapters that no plan has."""
+
+_UNPLANNED_SETTINGS: Final = ("use_liger_kernel", "torch_compile", "activation_offloading")
+"""Settings of a Trainer that the plan of a script leaves out."""
 
 
 class NotUnderstood(CannotEstimate):
@@ -47,15 +58,15 @@ class Facts:
     """A script's notes of itself."""
 
     said: Mapping[str, Any] = field(default_factory=dict)
-    """As `tonnage_recorder.script` wrote them."""
+    """The notes as `tonnage_recorder.script` wrote them."""
     allocator_settings: str = ""
-    """The allocator's variable as its process had it."""
+    """The allocator's variable in the script's process."""
     torch_version: str | None = None
-    """Which torch it ran."""
+    """The version of torch that it ran."""
 
     @staticmethod
     def of(trace: Trace) -> Facts:
-        """Those of the process that left the trace."""
+        """Return the notes of the process that left the trace."""
         return Facts(
             said=trace.script,
             allocator_settings=trace.allocator_settings,
@@ -65,49 +76,37 @@ class Facts:
     @property
     def settings(self) -> Mapping[str, Any]:
         """TrainingArguments as they were built; of a loop with accelerate, what stands for them."""
-        found: Mapping[str, Any] = self.said.get("arguments", {}).get("values", {})
-        return self._of_loop() if self.is_loop else found
+        values: Mapping[str, Any] = self.said.get("arguments", {}).get("values", {})
+        return accelerate.loop_settings(self.said) if self.is_loop else values
 
     @property
     def is_loop(self) -> bool:
-        """Whether it is a loop of its own around accelerate's Accelerator."""
+        """True if it is a loop of its own around accelerate's Accelerator."""
         return bool(self.said.get("accelerator")) and not self.said.get("trainer")
-
-    def _of_loop(self) -> dict[str, Any]:
-        accelerator = self.said["accelerator"]
-        return {
-            "per_device_train_batch_size": self.said.get("batch", {}).get("sequences"),
-            "gradient_accumulation_steps": accelerator["gradient_accumulation_steps"],
-            "mixed_precision": accelerator["mixed_precision"],
-            "bf16": accelerator["mixed_precision"] == "bf16",
-            "fp16": accelerator["mixed_precision"] == "fp16",
-            "gradient_checkpointing": bool(self.network.get("checkpointed")),
-            "fused": bool(self.said.get("optimizer", {}).get("fused")),
-        }
 
     @property
     def given(self) -> Sequence[str]:
-        """What a loop gives its Accelerator itself, so that no launcher can say it."""
-        found: Sequence[str] = self.said.get("accelerator", {}).get("given", ())
-        return found
+        """The arguments that a loop gives its Accelerator itself, so that no launcher can set them."""
+        names: Sequence[str] = self.said.get("accelerator", {}).get("given", ())
+        return names
 
     @property
     def options(self) -> Mapping[str, Any]:
         """Options of its command line, by their names with dashes."""
-        found: Mapping[str, Any] = self.said.get("options", {})
-        return found
+        options: Mapping[str, Any] = self.said.get("options", {})
+        return options
 
     @property
     def network(self) -> Mapping[str, Any]:
         """Class, configuration and dtypes of its network; empty where none was seen."""
-        found: Mapping[str, Any] = self.said.get("network", {})
-        return found
+        network: Mapping[str, Any] = self.said.get("network", {})
+        return network
 
     @property
     def trainer(self) -> str | None:
         """The class of its Trainer."""
-        kinds = self.said.get("trainer")
-        return kinds[0].rpartition(".")[2] if kinds else None
+        classes = self.said.get("trainer")
+        return classes[0].rpartition(".")[2] if classes else None
 
     @property
     def arguments(self) -> str:
@@ -116,31 +115,30 @@ class Facts:
 
     @property
     def fsdp(self) -> Mapping[str, Any] | None:
-        """How accelerate divides, if it does."""
-        found: Mapping[str, Any] | None = self.said.get("accelerator", {}).get("fsdp")
-        return found
+        """The settings of accelerate's FSDP plugin; None without."""
+        return accelerate.fsdp(self.said)
 
     @property
     def is_launchers(self) -> bool:
-        """Whether sharding is said by accelerate's launcher, not by the script's own arguments."""
+        """True if accelerate's launcher sets the sharding, not the script's own arguments."""
         return self.is_loop or (self.fsdp is not None and not self.settings.get("fsdp"))
 
     @property
     def is_expandable(self) -> bool:
-        """Whether its allocator's segments grow."""
+        """True if its allocator has expandable segments."""
         return "expandable_segments:True" in self.allocator_settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Understood:
-    """A script in the program's own words."""
+    """A script as a Job under a Plan."""
 
     job: Job
-    """With the micro-batch and the accumulation that it has."""
+    """The job, with the script's micro-batch and accumulation."""
     plan: Plan
-    """What it does now."""
+    """The plan that the script runs now."""
     notes: tuple[str, ...]
-    """What of it the job does not say."""
+    """Parts of the script that the job leaves out."""
 
     @property
     def words(self) -> str:
@@ -153,7 +151,7 @@ class Understood:
         return f"{job.method}{adapters}, {batch}, {', '.join(parts)}"
 
     def openly(self, said: Mapping[str, Any]) -> Plan:
-        """What a plan must keep: what the user `said`, and whatever would train something else, or otherwise.
+        """Return what a plan must keep: the options that the user `said`, and all that decide what is trained.
 
         Raises UsageError for a value that an option cannot have.
         """
@@ -173,63 +171,67 @@ class Understood:
 
 
 def seen(facts: Facts) -> str:
-    """One line of what was recognised, whether or not a Job can be made of it."""
-    words = []
+    """Return one line of what was recognised, whether or not a Job can be made of it."""
+    parts = []
     if facts.trainer is not None:
-        words.append(f"{facts.trainer} with {facts.arguments}")
+        parts.append(f"{facts.trainer} with {facts.arguments}")
     elif facts.is_loop:
-        words.append("a loop with accelerate's Accelerator")
+        parts.append("a loop with accelerate's Accelerator")
     else:
-        words.append("a loop of its own")
+        parts.append("a loop of its own")
     if facts.network:
         total = sum(facts.network["trainable"].values()) + sum(facts.network["frozen"].values())
-        words.append(f"{facts.network['class']} ({count(total)} parameters)")
+        parts.append(f"{facts.network['class']} ({count(total)} parameters)")
     batch = facts.said.get("batch")
     if batch:
-        words.append(f"batches of {batch['sequences']} x {batch['tokens']:,} tokens")
-    return ", ".join(words)
+        parts.append(f"batches of {batch['sequences']} x {batch['tokens']:,} tokens")
+    return ", ".join(parts)
 
 
 def understood(facts: Facts) -> Understood:
-    """The script as a Job under a Plan.  Raises NotUnderstood with one line."""
+    """Return the script as a Job under a Plan.  Raises NotUnderstood with one line."""
     engine = _engine(facts)
     if not facts.network:
         raise NotUnderstood("no network of transformers was seen before it ended")
     batch = _batch(facts)
-    now = _plan(facts, engine)
-    job = Job(model=_model(facts), seq_len=batch["tokens"], **_of_batch(facts, batch), **_of_adapters(facts))
-    return Understood(job=job, plan=now, notes=tuple(_notes(facts, batch)))
+    plan = _plan(facts, engine)
+    job = Job(model=_model(facts), seq_len=batch["tokens"], **_batch_options(facts, batch), **_adapters(facts))
+    return Understood(job=job, plan=plan, notes=tuple(_notes(facts, batch)))
+
+
+def checkpointing_word(facts: Facts) -> str:
+    """Return the name of checkpointing in the script's version of transformers, or on its command line."""
+    return hf_trainer.checkpointing_word(facts.settings)
 
 
 def _engine(facts: Facts) -> str:
     if facts.is_loop:
         return "accelerate"
-    kinds = facts.said.get("trainer")
-    if kinds is None:
+    classes = facts.said.get("trainer")
+    if classes is None:
         raise NotUnderstood(
             "it makes neither a Trainer nor an Accelerator, so it has no settings that are known here"
         )
-    for kind in kinds:
-        if kind in _ENGINES:
-            return _ENGINES[kind]
-        if kind.startswith(("trl.", "transformers.")):
-            raise NotUnderstood(f"what a step of {kind.rpartition('.')[2]} needs is not planned here")
-    raise NotUnderstood(f"{kinds[0]} is no Trainer that is known here")
+    for name in classes:
+        if name in _ENGINES:
+            return _ENGINES[name]
+        if name.startswith(("trl.", "transformers.")):
+            raise NotUnderstood(f"what a step of {name.rpartition('.')[2]} needs is not planned here")
+    raise NotUnderstood(f"{classes[0]} is no Trainer that is known here")
 
 
 def _batch(facts: Facts) -> Mapping[str, Any]:
-    """Shapes of the micro-batches; of a script that ran out of memory before, what its settings say."""
-    batch = facts.said.get("batch")
-    if batch is None:
-        length = facts.settings.get("max_length")
-        if not isinstance(length, int):
-            raise NotUnderstood("it ended before its first batch, so the length of its sequences is not known")
-        return {"sequences": facts.settings["per_device_train_batch_size"], "tokens": length}
-    found: Mapping[str, Any] = batch
-    return found
+    """Return the shapes of the micro-batches; of a script that ran out of memory before, those of its settings."""
+    batch: Mapping[str, Any] | None = facts.said.get("batch")
+    if batch is not None:
+        return batch
+    length = facts.settings.get("max_length")
+    if not isinstance(length, int):
+        raise NotUnderstood("it ended before its first batch, so the length of its sequences is not known")
+    return {"sequences": facts.settings["per_device_train_batch_size"], "tokens": length}
 
 
-def _of_batch(facts: Facts, batch: Mapping[str, Any]) -> dict[str, Any]:
+def _batch_options(facts: Facts, batch: Mapping[str, Any]) -> dict[str, Any]:
     rows = facts.settings["per_device_train_batch_size"]
     if batch["sequences"] != rows:
         raise NotUnderstood(
@@ -257,7 +259,7 @@ def _model(facts: Facts) -> ModelRef:
     )
 
 
-def _of_adapters(facts: Facts) -> dict[str, Any]:
+def _adapters(facts: Facts) -> dict[str, Any]:
     adapters = facts.network["adapters"]
     quantized = facts.network["config"].get("quantization_config")
     if adapters is None:
@@ -280,10 +282,10 @@ def _plan(facts: Facts, engine: str) -> Plan:
     options: dict[str, Any] = {
         "engine": engine,
         "optimizer": _optimizer(facts),
-        "loss": "chunked" if engine == "trl" else "plain",
+        "loss": trl.LOSS if engine == "trl" else "plain",
         "allocator": "expandable" if facts.is_expandable else "default",
         **_precision(facts),
-        **_quantized(facts, engine),
+        **_quantization(facts, engine),
         **_checkpointing(facts),
         **_sharding(facts),
     }
@@ -299,27 +301,28 @@ def _plan(facts: Facts, engine: str) -> Plan:
 
 
 def _optimizer(facts: Facts) -> str:
-    """By what was built; before that, by what the settings say."""
-    made = facts.said.get("optimizer")
-    if made is not None and made["class"] in ("torch.optim.adamw.AdamW", "torch.optim.adam.Adam"):
-        return "adamw-fused" if made["fused"] else "adamw-loop" if made["foreach"] is False else "adamw-foreach"
-    said = str(facts.settings.get("optim") or str((made or {}).get("class")).rpartition(".")[2])
-    if said not in _OPTIMS:
-        raise NotUnderstood(f"the optimizer {said} is not planned here")
-    return _OPTIMS[said]
+    """Return the optimizer that was built; before that, the one of the settings."""
+    built = facts.said.get("optimizer")
+    if built is not None and built["class"] in _ADAMW_CLASSES:
+        return "adamw-fused" if built["fused"] else "adamw-loop" if built["foreach"] is False else "adamw-foreach"
+    name = str(facts.settings.get("optim") or str((built or {}).get("class")).rpartition(".")[2])
+    if name not in hf_trainer.OPTIMIZERS:
+        raise NotUnderstood(f"the optimizer {name} is not planned here")
+    return hf_trainer.OPTIMIZERS[name]
 
 
 def _precision(facts: Facts) -> dict[str, Any]:
-    """Autocast by the settings, dtypes of weights as they are."""
-    mixed = "bf16" if facts.settings.get("bf16") else "fp16" if facts.settings.get("fp16") else None
+    """Return autocast by the settings, and dtypes of weights as they are."""
+    mixed = hf_trainer.autocast_dtype(facts.settings)
     network = facts.network
     if network["adapters"] is not None:
-        frozen = _most(network["frozen"])
-        base = {} if network["config"].get("quantization_config") or frozen is None else {"base_dtype": frozen}
-        compute = _computes(network["config"].get("quantization_config")) or frozen or "fp32"
-        alone = compute if compute == "fp32" else f"{compute}-true"
-        return {**base, "precision": f"{mixed}-mixed" if mixed else alone}
-    weights = _most(network["trainable"])
+        frozen = _main_dtype(network["frozen"])
+        quantization = network["config"].get("quantization_config")
+        base = {} if quantization or frozen is None else {"base_dtype": frozen}
+        compute = _compute_dtype(quantization) or frozen or "fp32"
+        without_autocast = compute if compute == "fp32" else f"{compute}-true"
+        return {**base, "precision": f"{mixed}-mixed" if mixed else without_autocast}
+    weights = _main_dtype(network["trainable"])
     if weights == mixed == "bf16":
         return {"precision": "bf16-mixed", "weights_dtype": weights}
     if weights == "fp32":
@@ -327,42 +330,31 @@ def _precision(facts: Facts) -> dict[str, Any]:
     return {"precision": f"{weights}-true"}
 
 
-def _most(elements: Mapping[str, int]) -> str | None:
-    """Of floating-point dtypes the one that most elements have."""
-    known = {name: number for name, number in elements.items() if name in _NAMES}
-    return _NAMES[max(known, key=lambda name: known[name])] if known else None
+def _main_dtype(elements: Mapping[str, int]) -> str | None:
+    """Return the floating-point dtype that most elements have."""
+    known = {name: number for name, number in elements.items() if name in _DTYPES}
+    return _DTYPES[max(known, key=lambda name: known[name])] if known else None
 
 
-def _computes(quantization: Mapping[str, Any] | None) -> str | None:
-    return None if not quantization else _NAMES.get(str(quantization.get("bnb_4bit_compute_dtype")), None)
+def _compute_dtype(quantization: Mapping[str, Any] | None) -> str | None:
+    return None if not quantization else _DTYPES.get(str(quantization.get("bnb_4bit_compute_dtype")), None)
 
 
-def _quantized(facts: Facts, engine: str) -> dict[str, Any]:
-    said = facts.network["config"].get("quantization_config")
-    if not said:
+def _quantization(facts: Facts, engine: str) -> dict[str, Any]:
+    config = facts.network["config"].get("quantization_config")
+    if not config:
         return {}
-    if said.get("quant_method") != "bitsandbytes":
-        raise NotUnderstood(f"weights quantized by {said.get('quant_method')} are not planned here")
-    kept = engine != "trl" and "float32" in facts.network["frozen"]
-    double = "-double" if said.get("bnb_4bit_use_double_quant") else ""
-    kind = "int8" if said.get("load_in_8bit") else f"{said.get('bnb_4bit_quant_type')}{double}"
-    return {"quant": kind, "unquantized_dtype": "fp32" if kept else "compute"}
-
-
-def checkpointing_word(facts: Facts) -> str:
-    """What its version of transformers, or its command line, calls checkpointing."""
-    words = ("activation_checkpointing", "gradient_checkpointing")
-    return next((word for word in words if word in facts.settings), words[1])
+    if config.get("quant_method") != "bitsandbytes":
+        raise NotUnderstood(f"weights quantized by {config.get('quant_method')} are not planned here")
+    is_cast = engine != "trl" and "float32" in facts.network["frozen"]  # SFTTrainer leaves it as it was loaded
+    double = "-double" if config.get("bnb_4bit_use_double_quant") else ""
+    kind = "int8" if config.get("load_in_8bit") else f"{config.get('bnb_4bit_quant_type')}{double}"
+    return {"quant": kind, "unquantized_dtype": "fp32" if is_cast else "compute"}
 
 
 def _checkpointing(facts: Facts) -> dict[str, Any]:
-    word = checkpointing_word(facts)
-    kwargs = facts.settings.get(f"{word}_kwargs") or {}
-    if facts.settings.get(word):
-        every = kwargs.get("every_n_layers") or 1
-        offload = {"activation_offload": "cpu"} if kwargs.get("offload") else {}
-        return {"checkpointing": f"every-{every}" if every > 1 else "full", **offload}
-    return {"checkpointing": "full"} if facts.fsdp and facts.fsdp["activation_checkpointing"] else {}
+    by_fsdp = facts.fsdp and facts.fsdp["activation_checkpointing"]
+    return hf_trainer.checkpointing(facts.settings) or ({"checkpointing": "full"} if by_fsdp else {})
 
 
 def _sharding(facts: Facts) -> dict[str, Any]:
@@ -370,19 +362,10 @@ def _sharding(facts: Facts) -> dict[str, Any]:
         raise NotUnderstood(
             "one process of it would use all GPUs (torch's DataParallel); start it with torchrun --nproc-per-node N"
         )
-    kind = facts.said.get("accelerator", {}).get("distributed", "NO")
-    if kind == "NO":
-        return {}
-    if kind == "MULTI_GPU":
-        return {"shard": "ddp"}
-    if kind != "FSDP" or facts.fsdp is None:
-        raise NotUnderstood(f"accelerate divides by {kind}, whose settings are not among the script's own")
-    kept = str(facts.fsdp["reshard_after_forward"]) in ("False", "2", "SHARD_GRAD_OP")
-    offload = {"param_offload": "cpu"} if facts.fsdp["offload"] else {}
-    return {"shard": "zero2" if kept else "zero3", **offload}
-
-
-_UNCOUNTED: Final = ("use_dora", "modules_to_save", "use_qalora", "trainable_token_indices", "layer_replication")
+    try:
+        return accelerate.sharding(facts.said)
+    except CannotEstimate as error:
+        raise NotUnderstood(str(error)) from error
 
 
 def _notes(facts: Facts, batch: Mapping[str, Any]) -> Iterator[str]:
@@ -398,12 +381,12 @@ def _notes(facts: Facts, batch: Mapping[str, Any]) -> Iterator[str]:
         yield "The batches of the steps that were run are all that is known of its data; longer ones may come later."
     if network["adapters"] is None and network["frozen"]:
         yield f"{count(sum(network['frozen'].values()))} frozen parameters are planned as if they were trained."
-    for name in _UNCOUNTED:
+    for name in _UNPLANNED_ADAPTERS:
         if (network["adapters"] or {}).get(name):
             yield f"{name} of its adapters is not planned; the dry-runs have it."
-    for name in ("use_liger_kernel", "torch_compile", "activation_offloading"):
+    for name in _UNPLANNED_SETTINGS:
         if settings.get(name):
             yield f"{name} is not planned; the dry-runs have it."
-    own = [kind for kind in facts.said.get("trainer") or () if not kind.startswith(("transformers.", "trl."))]
+    own = [name for name in facts.said.get("trainer") or () if not name.startswith(("transformers.", "trl."))]
     if own:
-        yield f"{own[0].rpartition('.')[2]} is a Trainer of its own: planned as the one that it is made of."
+        yield f"{own[0].rpartition('.')[2]} is a Trainer of its own: planned as the Trainer that it derives from."

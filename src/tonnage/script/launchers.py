@@ -1,4 +1,7 @@
-"""Launchers of distributed jobs (torchrun, accelerate launch, deepspeed): one rank of the job without them."""
+"""Launchers of distributed jobs (torchrun, accelerate launch, deepspeed): find the script, run one rank without them.
+
+torchrun --nproc-per-node 8 train.py --lr 1    ->    python train.py --lr 1, with RANK=0 WORLD_SIZE=8 ...
+"""
 
 import json
 import subprocess
@@ -9,36 +12,42 @@ from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
 
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
+"""Launchers that are started with `python -m`."""
 
 
-def alone(
+def make_rank_command(
     command: list[str], python: str, rank: int, cluster: Cluster, variables: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
-    """The command line that runs one rank under `python`, and what it needs besides the ghost's `variables`.
+    """Return the command line that runs one rank under `python`, and its variables besides the ghost's `variables`.
 
-    Raises UsageError when the rank does not exist or no script is found.
+    Raises UsageError if the rank does not exist or no script is found.
     """
-    said = rank_variables(rank, cluster)
-    arguments = _of_accelerate(command)
+    own_variables = rank_variables(rank, cluster)
+    arguments = _find_accelerate_arguments(command)
     if arguments is None:
         script = without_launcher(command)
-        before, name = command[: len(command) - len(script)], 2 if script[0] == "-m" else 1
-        return [python, *script[:name], *_added(before, said["LOCAL_RANK"]), *script[name:]], said
+        launcher, name = command[: len(command) - len(script)], 2 if script[0] == "-m" else 1
+        added = _launcher_arguments(launcher, own_variables["LOCAL_RANK"])
+        return [python, *script[:name], *added, *script[name:]], own_variables
     unwatched = {name: value for name, value in variables.items() if name != "TONNAGE_OUT"}
-    started = subprocess.run(
+    process = subprocess.run(
         [python, "-P", "-m", "tonnage_inside.accelerated", *arguments], env=unwatched, capture_output=True, text=True
     )
-    lines = [line for line in started.stdout.splitlines() if line.startswith("{")]
+    lines = [line for line in process.stdout.splitlines() if line.startswith("{")]
     if not lines:
-        reason = (started.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise UsageError(f"accelerate launch does not say what it would start ({reason}); --rank needs that.")
-    asked = json.loads(lines[-1])
-    return [python, *asked["command"]], {**asked["variables"], **said}
+        reason = (process.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise UsageError(
+            f"accelerate launch does not tell which command it would start ({reason}); --rank needs that."
+        )
+    start = json.loads(lines[-1])
+    return [python, *start["command"]], {**start["variables"], **own_variables}
 
 
-def _added(launcher: list[str], local_rank: str) -> list[str]:
-    """What launchers put before the script's own arguments, unless told not to (deepspeed/launcher/launch.py,
-    torch/distributed/launch.py)."""
+def _launcher_arguments(launcher: list[str], local_rank: str) -> list[str]:
+    """Return the arguments that a launcher puts before the script's own, unless told not to.
+
+    Sources: deepspeed/launcher/launch.py, torch/distributed/launch.py.
+    """
     if any(Path(word).name == "deepspeed" for word in launcher) and "--no_local_rank" not in launcher:
         return [f"--local_rank={local_rank}"]
     if "torch.distributed.launch" in launcher and not {"--use-env", "--use_env"} & set(launcher):
@@ -47,7 +56,10 @@ def _added(launcher: list[str], local_rank: str) -> list[str]:
 
 
 def rank_variables(rank: int, cluster: Cluster) -> dict[str, str]:
-    """What torchrun would tell this rank, and that it is alone.  Raises UsageError."""
+    """Return the variables that torchrun would set for this rank, and one that says that it runs alone.
+
+    Raises UsageError if the rank does not exist.
+    """
     if not 0 <= rank < cluster.gpus:
         raise UsageError(f"Rank {rank} does not exist: the cluster has ranks 0 to {cluster.gpus - 1}.")
     return {
@@ -63,17 +75,17 @@ def rank_variables(rank: int, cluster: Cluster) -> dict[str, str]:
 
 
 def without_launcher(command: list[str]) -> list[str]:
-    """The script and its arguments, as the launcher would hand them to Python.  Raises UsageError."""
+    """Return the script and its arguments, as the launcher would pass them to Python.  Raises UsageError for none."""
     for place, word in enumerate(command):
         if word.endswith(".py"):
             return command[place:]
         if word == "-m" and place + 1 < len(command) and command[place + 1] not in _MODULES:
             return command[place:]
-    raise UsageError(f"No script (a .py file or -m module) is found in {' '.join(command)!r}; --rank needs one.")
+    raise UsageError(f"{' '.join(command)!r} has no script (a .py file or -m module); --rank needs one.")
 
 
 def is_launched(command: list[str]) -> bool:
-    """Whether a launcher starts the script: torchrun, accelerate launch, deepspeed, or torch's module."""
+    """Return True if a launcher starts the script: torchrun, accelerate launch, deepspeed, or torch's module."""
     names = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
     for word in command:
         if Path(word).name in names or word in _MODULES:
@@ -83,8 +95,8 @@ def is_launched(command: list[str]) -> bool:
     return False
 
 
-def flag_that_shuts_out(command: list[str]) -> str | None:
-    """The flag with which the command's Python reads neither PYTHONPATH nor sitecustomize: -I, -E or -S."""
+def find_isolating_flag(command: list[str]) -> str | None:
+    """Return the flag that keeps the command's Python from PYTHONPATH or sitecustomize: -I, -E, -S, or None."""
     words = iter(command)
     if not any(Path(word).name.startswith("python") for word in words):
         return None
@@ -94,13 +106,13 @@ def flag_that_shuts_out(command: list[str]) -> str | None:
         if word[1:2] in ("X", "W"):
             if len(word) == 2:
                 next(words, None)
-        elif not word.startswith("--") and (found := next((each for each in "IES" if each in word), None)):
-            return f"-{found}"
+        elif not word.startswith("--") and (letter := next((each for each in "IES" if each in word), None)):
+            return f"-{letter}"
     return None
 
 
 def program(command: list[str]) -> str:
-    """The name of what the command runs: its script or module, without the path."""
+    """Return the name of the script or module that the command runs, without its path."""
     try:
         words = without_launcher(command)
     except UsageError:
@@ -109,17 +121,17 @@ def program(command: list[str]) -> str:
 
 
 def is_accelerated(command: Sequence[str]) -> bool:
-    """Whether `accelerate launch` starts the script."""
-    return _of_accelerate(list(command)) is not None
+    """Return True if `accelerate launch` starts the script."""
+    return _find_accelerate_arguments(list(command)) is not None
 
 
-def told(command: Sequence[str], flag: str, value: str) -> list[str]:
-    """The command of an `accelerate launch` that is given a flag of its own in place of what it says of that."""
+def set_accelerate_flag(command: Sequence[str], flag: str, value: str) -> list[str]:
+    """Return a command of `accelerate launch` with one flag of the launcher set to a value."""
     words = list(command)
-    own = _of_accelerate(words)
-    assert own is not None
-    begin = len(words) - len(own)
-    end = len(words) - len(without_launcher(own))
+    arguments = _find_accelerate_arguments(words)
+    assert arguments is not None
+    begin = len(words) - len(arguments)
+    end = len(words) - len(without_launcher(arguments))
     kept, rest = words[:begin], iter(words[begin:end])
     for word in rest:
         name, equals, _ = word.partition("=")
@@ -130,8 +142,8 @@ def told(command: Sequence[str], flag: str, value: str) -> list[str]:
     return [*kept, flag, value, *words[end:]]
 
 
-def _of_accelerate(command: list[str]) -> list[str] | None:
-    """The arguments of `accelerate launch` in a command line; None if it is another command."""
+def _find_accelerate_arguments(command: list[str]) -> list[str] | None:
+    """Return the arguments of `accelerate launch` in a command line, or None for another command."""
     for place, word in enumerate(command):
         if Path(word).name == "accelerate" and command[place + 1 : place + 2] == ["launch"]:
             return command[place + 2 :]

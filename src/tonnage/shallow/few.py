@@ -9,6 +9,7 @@ from math import lcm
 from operator import getitem
 from typing import Any, Final
 
+from tonnage.catalog.families import types_with
 from tonnage.cluster import Cluster
 from tonnage.job import Job
 from tonnage.mesh import SHARDING
@@ -60,21 +61,6 @@ _TOWER_DEPTH_FIELDS: Final = (*_DEPTH_FIELDS, "depth", "encoder_layers")
 _IRREGULAR_FIELDS: Final = ("mlp_only_layers", "moe_layers", "cross_attention_layers", "num_sparse_encoder_layers")
 """Fields with which layers differ by their position."""
 
-_PERIODS: Final[Mapping[str, int]] = {
-    **dict.fromkeys(("gemma2", "gpt_neo", "gpt_oss", "minimax", "pegasus_x", "t5_gemma_module"), 2),
-    **dict.fromkeys(("t5gemma", "vaultgemma"), 2),
-    **dict.fromkeys(("colmodernvbert", "modernbert", "modernvbert", "pe_audio", "pe_video", "ultrabert"), 3),
-    **dict.fromkeys(("afmoe", "cohere2", "cwm", "exaone4", "granite_swa", "granitemoe_swa", "jev", "llama4"), 4),
-    **dict.fromkeys(("minicpm_ocr", "minicpmv4", "muse_glimmer", "muse_spark", "olmo3", "olmo_hybrid"), 4),
-    **dict.fromkeys(("qwen3_5", "qwen3_next", "qwen4_exp", "smollm3"), 4),
-    **dict.fromkeys(("gemma3n", "kolibri1"), 5),
-    **dict.fromkeys(("diffusion_gemma", "embedding_gemma2", "gemma3", "gemma4", "inkling2", "inkling"), 6),
-    **dict.fromkeys(("shieldgemma2", "t5gemma2"), 6),
-}
-"""Number of layers after which kinds repeat in configurations that do not list them (transformers 5.23), by
-families: a model type, with or without more after an underscore.
-"""
-
 _PERIOD_FIELDS: Final = (
     *("decoder_sparse_step", "sliding_window_pattern", "moe_layer_freq", "moe_layer_interval", "attn_layer_period"),
     *("expert_layer_period", "full_attention_interval", "global_attn_every_n_layers", "interleave_moe_layer_step"),
@@ -90,10 +76,10 @@ def depths(job: Job, plan: Plan) -> tuple[int, int] | None:
     """Return the depths of two runs that tell approximately what all layers need; None if the whole network runs
     as fast.
     """
-    found = _first_and_period(job, plan)
-    if found is None:
+    pattern = _first_and_period(job, plan)
+    if pattern is None:
         return None
-    small, period = found
+    small, period = pattern
     if plan.pp > 1 and (small + 2 * period) * WORTH <= layers_of(job):
         small += period  # a stage's first and last layer differ from those between
     return (small, small + period) if (small + period) * WORTH <= layers_of(job) else None
@@ -106,12 +92,12 @@ def depths_to_continue(job: Job, plan: Plan) -> tuple[int, int, int] | None:
     pipeline, which passes many micro-batches through them.  Vision or audio towers are in each of the three runs.
     For an encoder and a decoder three runs are no faster than all, and give the requests of only some families.
     """
-    found = _first_and_period(job, plan)
+    pattern = _first_and_period(job, plan)
     slow = plan.shard in SHARDING or job.method != "full" or max(plan.tp, plan.pp, plan.cp, plan.ep) > 1
-    both = job.model.config.get("is_encoder_decoder")
-    if found is None or both or not slow or not is_repetitive(job, plan):
+    is_encoder_decoder = job.model.config.get("is_encoder_decoder")
+    if pattern is None or is_encoder_decoder or not slow or not is_repetitive(job, plan):
         return None
-    small, period = found
+    small, period = pattern
     if plan.pp == 1 and small < 2 * period:  # the first and the last of each kind differ from those between
         small += period
     least = 3 * (small + period) + 2 * _count_tower_layers(job)
@@ -294,7 +280,8 @@ def _period(config: Mapping[str, Any], layers: int) -> int | None:
 def _usual_period(kind: str) -> int:
     parts = kind.replace("-", "_").split("_")
     families = ("_".join(parts[: len(parts) - less]) for less in range(len(parts)))
-    return next((_PERIODS[family] for family in families if family in _PERIODS), 1)
+    periods = types_with("layer_period")
+    return next((int(periods[family]) for family in families if family in periods), 1)
 
 
 def _lists_by_layer(config: Mapping[str, Any], layers: int) -> dict[str, list[Any]]:

@@ -29,7 +29,7 @@ class ResolvedToken(NamedTuple):
     first: int
     """Its value at the least depth."""
     more: int
-    """What each step in depth adds to the value."""
+    """Increase of the value with each step in depth."""
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,8 @@ class OnParts(ParallelStyle):  # type: ignore[misc]
         return divided
 
     def _forward(self, module: Any, given: DTensor) -> DTensor:
-        weight, bias = (None if one is None else _sum_gradients_of_parts(one) for one in (module.weight, module.bias))
+        parameters = (module.weight, module.bias)
+        weight, bias = (None if each is None else _sum_gradients_of_parts(each) for each in parameters)
         output = functional.linear(given.to_local(), weight, bias)
         return DTensor.from_local(output, given.device_mesh, [self.layout], run_check=False)
 

@@ -73,7 +73,7 @@ def _unsupported_reason(ready: ReadyStep) -> str | None:
     plan = ready.step.plan
     if plan.optimizer_offload.startswith("nvme"):
         return f"optimizer-offload {plan.optimizer_offload} has states in files, which load_state_dict does not fill"
-    if plan.shard == "zero1" and any(_is_bitsandbytes(getattr(one, "optim", None)) for one in ready.optimizers):
+    if plan.shard == "zero1" and any(_is_bitsandbytes(getattr(o, "optim", None)) for o in ready.optimizers):
         return (
             "under shard zero1 torch's ZeroRedundancyOptimizer hands on the states of bitsandbytes' "
             f"{plan.optimizer} as they are wrapped in the file, and the next step does not find them"
@@ -117,9 +117,9 @@ def _resume_sharded(ready: ReadyStep) -> None:
         whole=True,
     )
     together: dict[str, Any] = {"state": {}, "param_groups": []}
-    for one in states:
-        together["state"].update(one["state"])
-        together["param_groups"].extend(one["param_groups"])
+    for state in states:
+        together["state"].update(state["state"])
+        together["param_groups"].extend(state["param_groups"])
     set_state_dict(
         ready.model,
         _all_optimizers(ready),
@@ -147,7 +147,7 @@ def _options(ready: ReadyStep, *, whole: bool = False, cpu_offload: bool = False
 
 def _all_optimizers(ready: ReadyStep) -> list[Optimizer]:
     """Return all optimizers, one per parameter if parameters are updated in backward."""
-    return [one for optimizer in ready.optimizers for one in _inner_optimizers(optimizer)]
+    return [inner for optimizer in ready.optimizers for inner in _inner_optimizers(optimizer)]
 
 
 def _inner_optimizers(optimizer: Optimizer) -> Iterable[Optimizer]:
@@ -156,15 +156,15 @@ def _inner_optimizers(optimizer: Optimizer) -> Iterable[Optimizer]:
 
 def _named_parts(optimizer: Optimizer) -> dict[str, Optimizer]:
     """Return the optimizers that one of ours contains, by their names in its state_dict; else none."""
-    found: dict[str, Optimizer] = getattr(optimizer, "parts", {})
-    return found
+    parts: dict[str, Optimizer] = getattr(optimizer, "parts", {})
+    return parts
 
 
 def _weights_to_save(ready: ReadyStep) -> dict[str, Any]:
     """Return the network's state_dict; with adapters only the trained parameters."""
     if ready.step.job.method == "full":
-        found: dict[str, Any] = ready.model.state_dict()
-        return found
+        state_dict: dict[str, Any] = ready.model.state_dict()
+        return state_dict
     return {name: value.detach() for name, value in ready.model.named_parameters() if value.requires_grad}
 
 
@@ -173,17 +173,17 @@ def _states_to_save(optimizer: Optimizer, *, whole: bool) -> dict[str, Any]:
 
     Raises CannotEstimate if the whole is needed: ranks would send each other pickles, which no ghost can read.
     """
-    found: dict[str, Any]
+    state_dict: dict[str, Any]
     if not _shards_states_by_parameter(optimizer):
-        found = optimizer.state_dict()
-        return found
+        state_dict = optimizer.state_dict()
+        return state_dict
     if whole:
         raise CannotEstimate(
             "How ZeroRedundancyOptimizer gathers all states is not known: its ranks send each other pickles; choose "
             "save-checkpoint sharded, or shard zero2."
         )
-    found = optimizer.optim.state_dict()  # type: ignore[attr-defined]
-    return found
+    state_dict = optimizer.optim.state_dict()  # type: ignore[attr-defined]
+    return state_dict
 
 
 def _shards_states_by_parameter(optimizer: Optimizer) -> bool:
@@ -205,12 +205,12 @@ def _state_dict_by_name(ready: ReadyStep, optimizer: Optimizer) -> dict[str, Any
     """Return the state_dict after one step keyed by parameter names, as FSDP2 saves it."""
     names = {id(parameter): name for name, parameter in ready.model.named_parameters()}
     names_in_order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
-    found = _state_dict_after_step(optimizer)
+    state_dict = _state_dict_after_step(optimizer)
     return {
-        "state": {names_in_order[number]: state for number, state in found["state"].items()},
+        "state": {names_in_order[number]: state for number, state in state_dict["state"].items()},
         "param_groups": [
             {**group, "params": [names_in_order[number] for number in group["params"]]}
-            for group in found["param_groups"]
+            for group in state_dict["param_groups"]
         ],
     }
 
@@ -230,8 +230,8 @@ def _state_dict_after_step(optimizer: Optimizer) -> dict[str, Any]:
     _compute_code_tables(fake)
     with fake_mode, models.quiet():  # watchers of optimizers would ask for these tensors' devices
         _make_states(fake)
-        found: dict[str, Any] = fake.state_dict()
-    return found
+        state_dict: dict[str, Any] = fake.state_dict()
+    return state_dict
 
 
 def _fake_group(group: dict[str, Any]) -> dict[str, Any]:

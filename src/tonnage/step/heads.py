@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from tonnage.catalog.families import types_with
 from tonnage.errors import UnreadableModel
 
 MAPPINGS: Final[dict[str, tuple[str, ...]]] = {
@@ -49,19 +50,6 @@ TASKS: Final = tuple(MAPPINGS)
 
 NAMED_ALONE: Final = ("pretraining",)
 """Tasks that only `architectures` chooses if the type has another; their classes have several losses or none."""
-
-_FORECASTERS: Final = {
-    "autoformer": "AutoformerForPrediction",
-    "informer": "InformerForPrediction",
-    "patchtsmixer": "PatchTSMixerForPrediction",
-    "patchtst": "PatchTSTForPrediction",
-    "time_series_transformer": "TimeSeriesTransformerForPrediction",
-}
-"""Classes that transformers lists in no mapping."""
-
-_TRAINED_WITHIN: Final = {"qwen2_5_omni": "thinker_config", "qwen3_omni_moe": "thinker_config"}
-"""Types whose forward has no loss, and the part of their configuration that is trained."""
-
 
 _CHOSEN: Final[WeakKeyDictionary[Any, Head]] = WeakKeyDictionary()
 
@@ -171,7 +159,7 @@ def trainable_types() -> dict[str, dict[str, tuple[str, ...]]]:
             for model_type, classes in getattr(auto, name, {}).items():
                 listed = (classes,) if isinstance(classes, str) else tuple(classes)
                 types[task][model_type] = (*types[task].get(model_type, ()), *listed)
-    types["time-series"] |= {model_type: (name,) for model_type, name in _FORECASTERS.items()}
+    types["time-series"] |= {model_type: (name,) for model_type, name in types_with("forecasters").items()}
     return types
 
 
@@ -179,7 +167,7 @@ def trained_part(config: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
     """Return the configuration of the trained part of a network, and a sentence for the report if that is not all
     of it.
     """
-    name = _TRAINED_WITHIN.get(str(config.get("model_type")))
+    name = types_with("trained_part").get(str(config.get("model_type")))
     part = config.get(name) if name is not None else None
     if not isinstance(part, dict):
         return config, None

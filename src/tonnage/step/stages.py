@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.step import model as models
 from tonnage.step.model import causal_network
-from tonnage.units import counted
+from tonnage.units import pluralise
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -62,8 +62,8 @@ class Stage(nn.Module):  # type: ignore[misc]
             return None
         network: Any = self.network
         end = network.get_input_embeddings() if self.is_first else network.get_output_embeddings()
-        found: nn.Parameter = end.weight
-        return found
+        weight: nn.Parameter = end.weight
+        return weight
 
     def forward(self, given: torch.Tensor, **inputs: Any) -> torch.Tensor:
         """Return hidden states, or the loss, for token ids or hidden states."""
@@ -98,9 +98,9 @@ def layers_of_stage(layers: int, index: int, count: int) -> range:
 
     The first stage gets none of it because it keeps the activations of the most micro-batches.
     """
-    each, more = divmod(layers, count)
-    begin = index * each + max(0, min(index - 1, more))
-    return range(begin, begin + each + (1 if 1 <= index <= more else 0))
+    quotient, remainder = divmod(layers, count)
+    begin = index * quotient + max(0, min(index - 1, remainder))
+    return range(begin, begin + quotient + (1 if 1 <= index <= remainder else 0))
 
 
 def cut(module: nn.Module, *, index: int, count: int) -> Stage:
@@ -118,15 +118,15 @@ def cut(module: nn.Module, *, index: int, count: int) -> Stage:
         if child is not embedding and models.has_parameters(child) and child not in lists
     ]
     if len(lists) != 1 or len(ends) != 1:
-        found = ", ".join(type(child).__name__ for child in (*lists, *ends))
+        modules = ", ".join(type(child).__name__ for child in (*lists, *ends))
         raise CannotEstimate(
-            f"Where {type(network).__name__} is cut into stages is not known: beside its embedding it has {found}; "
+            f"Where {type(network).__name__} is cut into stages is not known: beside its embedding it has {modules}; "
             "choose pp 1."
         )
     tied = network.get_output_embeddings().weight is embedding.weight
     [layers], [norm] = lists, ends
     if len(layers) < count:
-        there = counted(len(layers), "layer")
+        there = pluralise(len(layers), "layer")
         raise UsageError(f"{there} cannot be cut into {count} stages; choose at most {len(layers)}.")
     own_layers = layers_of_stage(len(layers), index, count)
     for place in range(len(layers)):
@@ -141,7 +141,7 @@ def cut(module: nn.Module, *, index: int, count: int) -> Stage:
 
 
 def _replace_by_absent(parent: nn.Module, child: nn.Module) -> None:
-    name = next(name for name, found in parent.named_children() if found is child)
+    name = next(name for name, candidate in parent.named_children() if candidate is child)
     setattr(parent, name, models.Absent())
 
 

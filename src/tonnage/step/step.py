@@ -302,7 +302,9 @@ class ReadyStep:
         Several micro-batches are concatenated in each tensor.
         """
         host = [self._random_batch(sequences) for _ in range(micro_batches)]
-        joined = host[0] if micro_batches == 1 else {name: torch.cat([one[name] for one in host]) for name in host[0]}
+        joined = (
+            host[0] if micro_batches == 1 else {name: torch.cat([part[name] for part in host]) for name in host[0]}
+        )
         return {name: tensor.to(self.step.world.device) for name, tensor in joined.items()}
 
     @property

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tonnage.errors import CannotEstimate
-from tonnage.mesh import Axes, axes
+from tonnage.mesh import Mesh, make_mesh
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -33,7 +33,7 @@ class World:
     """The device on which this rank computes."""
     made_group: bool = False
     """True if the process group was made for this step, and is to be destroyed with it."""
-    axes: Axes = field(default_factory=Axes)
+    axes: Mesh = field(default_factory=Mesh)
     """The layout of the ranks; all on one axis before `join`."""
     mesh: DeviceMesh | None = None
     """The same as a DeviceMesh, with the axes that have several ranks; None for a single rank."""
@@ -72,14 +72,14 @@ def join(world: World, plan: Plan) -> World:
         raise CannotEstimate(
             f"The process group has {dist.get_world_size()} ranks, the job {world.size}; start as many processes."
         )
-    layout = axes(plan, world.size, world.gpus_per_node)
+    layout = make_mesh(plan, world.size, world.gpus_per_node)
     with _disable_current_modes():  # DeviceMesh needs real tensors, also inside a fake tensor mode
         mesh = _mesh(world, layout, plan)
         experts = _expert_mesh(world, layout) if plan.ep > 1 else None
     return replace(world, rank=dist.get_rank(), axes=layout, mesh=mesh, expert_mesh=experts)
 
 
-def _mesh(world: World, layout: Axes, plan: Plan) -> DeviceMesh:
+def _mesh(world: World, layout: Mesh, plan: Plan) -> DeviceMesh:
     from torch.distributed.device_mesh import init_device_mesh
 
     names = layout.of_mesh(plan.shard)
@@ -87,7 +87,7 @@ def _mesh(world: World, layout: Axes, plan: Plan) -> DeviceMesh:
     return init_device_mesh(world.device.type, sizes, mesh_dim_names=names)
 
 
-def _expert_mesh(world: World, layout: Axes) -> DeviceMesh:
+def _expert_mesh(world: World, layout: Mesh) -> DeviceMesh:
     from torch.distributed.device_mesh import init_device_mesh
 
     names = (

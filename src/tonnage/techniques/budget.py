@@ -25,7 +25,7 @@ from tonnage.techniques.budgeting.layerwise import Network, Way, choose
 from tonnage.techniques.budgeting.measurement import Measured, Storages, measure, tensors_in
 from tonnage.techniques.checkpointing import layer_lists_of
 from tonnage.techniques.technique import Refusal, Technique
-from tonnage.units import parse_bytes, size
+from tonnage.units import format_size, parse_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -260,8 +260,10 @@ class _Budget:
         chosen = choose(network, self.budget_bytes)
         if chosen is None:
             raise CannotEstimate(
-                f"Activations need at least {size(network.least)} with every layer checkpointed, and the budget is "
-                f"{size(self.budget_bytes)}; choose a larger budget, shorter sequences or a smaller micro-batch."
+                f"Activations need at least {format_size(network.least)} with every layer checkpointed, "
+                f"and the budget is "
+                f"{format_size(self.budget_bytes)}; choose a larger budget, shorter sequences or a "
+                f"smaller micro-batch."
             )
         by_index = dict(zip(self.layers, chosen, strict=True))
         self.chosen = tuple(by_index[index] for index in sorted(by_index))

@@ -10,6 +10,7 @@ from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.catalog.families import types_with
 from tonnage.job import IGNORED_LABEL
 from tonnage.plans import CHUNK_TOKENS
 from tonnage.techniques.technique import Refusal, Technique
@@ -29,14 +30,6 @@ CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
 _TASKS: Final = ("causal-lm", "image-text-to-text")
 """Tasks whose networks write words from hidden states of what they read."""
 
-_OTHER_HEADS: Final = frozenset(
-    {"blip", "blip-2", "chameleon", "florence2", "git", "instructblip", "instructblipvideo", "kosmos-2", "kosmos-2.5"}
-    | {"llama4", "nemotron_h_omni", "pi0", "pix2struct", "pp_formulanet", "t5gemma2", "udop"}
-)
-"""Types with images whose words do not come from their head on the output of their body: their language model is
-complete in itself, or an encoder-decoder, or they leave words out.
-"""
-
 SCALINGS: Final = ("logits_scaling", "logit_scale", "lm_head_multiplier", "output_multiplier")
 """Configuration fields that scale logits: divided by the first (except in HyperCLOVA X), multiplied by the others."""
 
@@ -51,7 +44,7 @@ def accepts(case: Case) -> Refusal | None:
         reason = "the head of a factory's network is not known"
     elif config.get("is_encoder_decoder"):
         reason = f"{config.get('model_type')} is an encoder-decoder"
-    elif config.get("model_type") in _OTHER_HEADS:
+    elif config.get("model_type") in types_with("other_heads"):
         reason = f"the head of {config['model_type']} does not work on the hidden states of its body"
     elif (classes := config.get("architectures")) and not classes[0].endswith(CAUSAL) and not sees_too(config):
         reason = f"{classes[0]} is not a causal language model"
@@ -92,7 +85,7 @@ def writing_network(module: nn.Module) -> Any:
     if kind not in _TASKS:
         raise CannotEstimate(f"A loss in slices needs a language model, not {kind}; choose loss plain.")
     has_no_head = network.base_model is network or network.get_output_embeddings() is None
-    if has_no_head or network.config.is_encoder_decoder or network.config.model_type in _OTHER_HEADS:
+    if has_no_head or network.config.is_encoder_decoder or network.config.model_type in types_with("other_heads"):
         name = type(network).__name__
         raise CannotEstimate(f"{name} has no head that works on slices of tokens; choose loss plain.")
     return network
@@ -180,9 +173,10 @@ def logits(network: Any, hidden: Tensor) -> Tensor:
 
     config = network.config.get_text_config()
     scores: Tensor = network.get_output_embeddings()(hidden)
+    multiplies = config.model_type.startswith(tuple(types_with("multiplied_logits")))
     for name in SCALINGS:
         if (scale := getattr(config, name, None)) is not None:
-            divides = name == "logits_scaling" and not config.model_type.startswith("hyperclovax")
+            divides = name == "logits_scaling" and not multiplies
             scores = scores / scale if divides else scores * scale
     if (cap := getattr(config, CAP, None)) is not None:
         scores = torch.tanh(scores / cap) * cap

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tonnage.cluster import AMPERE
 from tonnage.mesh import divisors
 from tonnage.techniques.technique import Refusal, Technique
-from tonnage.timing.scores import is_plain
+from tonnage.timing.scores import needs_plain_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,7 @@ def accepts(case: Case) -> Refusal | None:
     if window := _window(job):
         reason = f"torch's ring attention knows no sliding window, and {job.model.name} has one of {window:,} tokens"
         return _refuse(plan, reason, "choose cp 1")
-    if plan.attention == "auto" and is_plain(case):
+    if plan.attention == "auto" and needs_plain_kernel(case):
         reason = "heads that share keys in fp32 or before compute capability 8.0 get torch's plain attention: no ring"
         return _refuse(plan, reason, "choose attention efficient, or cp 1")
     piece = job.seq_len // pieces

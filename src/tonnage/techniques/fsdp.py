@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.mesh import SHARDING, axes
+from tonnage.mesh import SHARDING, make_mesh
 from tonnage.techniques.precision import dtype
 from tonnage.techniques.technique import Refusal, Technique
 
@@ -44,7 +44,7 @@ def accepts(case: Case) -> Refusal | None:
             instead=_suggest_instead_of_hsdp(cluster),
         )
     if plan.shard == "hsdp":
-        layout = axes(plan, cluster.gpus, cluster.gpus_per_node)
+        layout = make_mesh(plan, cluster.gpus, cluster.gpus_per_node)
         if 1 in (layout.dp_replicate, layout.dp_shard):
             return Refusal(
                 technique="shard=hsdp",

@@ -6,19 +6,21 @@ torch.optim.Muon (since 2.9) takes 2-D parameters only; its one state is a momen
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from tonnage.catalog.optimizers import find_optimizer
+from tonnage.techniques.optimizers import make
 from tonnage.techniques.technique import Technique
 
 if TYPE_CHECKING:
     from torch import nn
-    from torch.optim import Optimizer
 
     from tonnage.step.step import OptimizerPart, Step
 
 
 def apply(step: Step) -> Step:
-    """Two optimizers; the rest's AdamW is torch's default implementation."""
+    """Return the step with two optimizers; the AdamW of the rest is torch's default implementation."""
     import torch
 
     from tonnage.errors import CannotEstimate
@@ -29,26 +31,18 @@ def apply(step: Step) -> Step:
 
 
 def _parts(module: nn.Module) -> tuple[OptimizerPart, ...]:
+    """Return the parameters of each optimizer with what makes it; a part without parameters is left out."""
     from tonnage.step.model import layers
     from tonnage.step.step import trainable
 
-    hidden = {id(p) for layer in layers(module) for p in layer.parameters() if p.ndim == 2}
-    matrices = [p for p in trainable(module) if id(p) in hidden]
-    rest = [p for p in trainable(module) if id(p) not in hidden]
-    parts = ((matrices, _muon), (rest, _adamw))
+    in_layers = {id(p) for layer in layers(module) for p in layer.parameters() if p.ndim == 2}
+    matrices = [p for p in trainable(module) if id(p) in in_layers]
+    rest = [p for p in trainable(module) if id(p) not in in_layers]
+    parts = (
+        (matrices, partial(make, find_optimizer("muon"))),
+        (rest, partial(make, find_optimizer("adamw"))),
+    )
     return tuple(part for part in parts if part[0])
-
-
-def _muon(parameters: list[nn.Parameter]) -> Optimizer:
-    import torch
-
-    return torch.optim.Muon(parameters, lr=1e-3)
-
-
-def _adamw(parameters: list[nn.Parameter]) -> Optimizer:
-    import torch
-
-    return torch.optim.AdamW(parameters, lr=1e-4)
 
 
 MUON: Final = Technique(option="optimizer", values=("muon",), apply=apply)

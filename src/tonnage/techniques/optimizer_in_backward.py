@@ -54,14 +54,14 @@ def _optimizer_per_parameter(parameters: list[nn.Parameter], new: NewOptimizer) 
 
         def __init__(self) -> None:
             super().__init__(parameters, {})
-            self.each = {parameter: new([parameter]) for parameter in parameters}
-            self.parts = {str(index): optimizer for index, optimizer in enumerate(self.each.values())}
+            self.by_parameter = {parameter: new([parameter]) for parameter in parameters}
+            self.parts = {str(index): optimizer for index, optimizer in enumerate(self.by_parameter.values())}
             for parameter in parameters:
                 parameter.register_post_accumulate_grad_hook(self.update)
 
         def update(self, parameter: Any) -> None:
             """Step for one parameter and free its gradient."""
-            self.each[parameter].step()
+            self.by_parameter[parameter].step()
             parameter.grad = None
 
         def step(self, closure: Any = None) -> None:

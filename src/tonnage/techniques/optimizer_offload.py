@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.catalog.optimizers import OPTIMIZERS
 from tonnage.techniques import disk
 from tonnage.techniques.technique import Refusal, Technique
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from tonnage.case import Case
     from tonnage.step.step import NewOptimizer, Step
 
-TORCHS: Final = ("adamw", "adamw-loop", "adamw-foreach", "adamw-fused", "sgd", "sgd-plain", "adafactor", "muon")
+ON_HOST: Final = tuple(optimizer.name for optimizer in OPTIMIZERS if optimizer.library == "torch")
 """Optimizers that run on the host as well."""
 
 
@@ -35,7 +36,7 @@ def accepts(case: Case) -> Refusal | None:
         reason, instead = f"shard is {plan.shard}, which divides parameters or states", "choose param-offload cpu"
         if plan.param_offload == "cpu":
             instead = "leave it out: param-offload cpu already updates its parameters on the host"
-    elif plan.optimizer not in TORCHS:
+    elif plan.optimizer not in ON_HOST:
         reason, instead = f"{plan.optimizer} does not run on the host", "choose optimizer adamw"
     else:
         return None

@@ -1,4 +1,4 @@
-"""How long the training loop keeps the network's outputs, logits among them.
+"""Lifetime of the network's outputs in the training loop, logits among them.
 
 `freed`: not while backward runs, as in Hugging Face's Trainer and torchtitan.  `step`: until the optimizer has
 stepped, as if a function takes one step.  `loop`: until the next forward has returned, as in the plain loop

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.techniques.technique import Refusal, Technique
-from tonnage.units import counted
+from tonnage.units import pluralise
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,8 +65,8 @@ def _check_layers(job: Job, plan: Plan) -> Refusal | None:
     if isinstance(layers, int) and layers < stages(plan):
         return _refuse(
             plan,
-            f"{counted(layers, 'layer')} cannot be cut into {stages(plan)} stages",
-            f"choose at most {counted(layers, 'stage')}",
+            f"{pluralise(layers, 'layer')} cannot be cut into {stages(plan)} stages",
+            f"choose at most {pluralise(layers, 'stage')}",
         )
     return None
 
@@ -76,7 +76,7 @@ def _check_micro_batches(job: Job, plan: Plan) -> Refusal | None:
     if plan.pp_schedule == "1f1b" and count < plan.pp:
         return _refuse(
             plan,
-            f"a step has {counted(count, 'micro-batch')}, fewer than stages",
+            f"a step has {pluralise(count, 'micro-batch')}, fewer than stages",
             f"choose grad-accum {plan.pp} or more",
         )
     rounds = max(1, count // plan.pp)

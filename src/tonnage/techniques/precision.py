@@ -31,8 +31,8 @@ def dtype(name: str) -> torch.dtype:
     """Return torch's dtype of that name: `bf16` -> torch.bfloat16."""
     import torch
 
-    found: torch.dtype = getattr(torch, DTYPE_NAMES[name])
-    return found
+    torch_dtype: torch.dtype = getattr(torch, DTYPE_NAMES[name])
+    return torch_dtype
 
 
 def accepts(case: Case) -> Refusal | None:

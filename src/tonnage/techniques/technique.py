@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tonnage.options import listed
+from tonnage.options import is_accepted
 
 if TYPE_CHECKING:
     from tonnage.case import Case
@@ -24,7 +24,7 @@ class Refusal:
     reason: str
     """The reason in one line, with numbers or versions."""
     instead: str
-    """What to choose instead."""
+    """The choices that work instead."""
 
     def __str__(self) -> str:
         return f"{self.technique}: {self.reason}; {self.instead}."
@@ -81,4 +81,4 @@ class Technique:
         """
         if isinstance(value, int) and not isinstance(value, bool):
             return value > 1 and "N" in self.values
-        return listed("on" if value is True else str(value), self.values)
+        return is_accepted("on" if value is True else str(value), self.values)

@@ -10,7 +10,7 @@ from tonnage.timing.timing import Timing
 _CARD: Final = ("compute_seconds", "recompute_seconds", "bubble_seconds", "optimizer_seconds", "copy_seconds")
 
 
-def blended(none: Timing, full: Timing, selective: Timing, run_again: Mapping[str, Any]) -> Timing:
+def blend_recomputation(none: Timing, full: Timing, selective: Timing, run_again: Mapping[str, Any]) -> Timing:
     """Return the Timing of a step of which a part runs again, between those of no and of full recomputation.
 
     `run_again`: the part, see techniques.budget.summary.  The card's seconds follow the part of a full repetition's
@@ -65,7 +65,7 @@ def padded_lengths(lengths: Sequence[int], longest: int, sequences: int) -> dict
     return padded
 
 
-def averaged(steps: Mapping[Timing, float], filled: float) -> Timing:
+def average_steps(steps: Mapping[Timing, float], filled: float) -> Timing:
     """Return the mean Timing of steps with probabilities; `filled`: the part of their tokens that is no padding."""
 
     def average(name: str) -> float:

@@ -152,7 +152,7 @@ def logit_bytes(shape: Shape, work: Work) -> float:
     return work.tokens * shape.vocab / work.axes.tp * (e + 8)
 
 
-def likely_bytes(shape: Shape, work: Work, split: Split | None = None, *, main_weights: bool = False) -> float:
+def estimate_bytes(shape: Shape, work: Work, split: Split | None = None, *, main_weights: bool = False) -> float:
     """Return the bytes of the fullest stage's states and activations.
 
     Stage i of p holds p - i micro-batches under 1F1B.

@@ -19,7 +19,7 @@ from tonnage.timing.fabrics import data_fabric
 from tonnage.timing.interval import HOSTS, WAITING, host_assumption, widen_elsewhere
 from tonnage.timing.rates import Card, Seconds
 from tonnage.timing.software import Software
-from tonnage.trace.operations import LAUNCHED, Operation, Record, Worked
+from tonnage.trace.operations import LAUNCHED, Operation, Record, StepOperations
 
 _TO_CARD, _FROM_CARD, _ON_CARD, _FILL, _COLLECTIVE = 2, 3, 4, 5, 12
 _EVENT, _WAIT, _SYNCHRONISE = 14, 15, 16
@@ -78,7 +78,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class ReplayedStep:
     """Seconds of a replayed step."""
 
     step_seconds: float
@@ -99,7 +99,9 @@ class Played:
     """Sentences about what could not be known."""
 
 
-def priced(worked: Worked, cluster: Cluster, software: Software, pace: Pace | None = None) -> Played:
+def replay_step(
+    worked: StepOperations, cluster: Cluster, software: Software, pace: Pace | None = None
+) -> ReplayedStep:
     """Return the step of one rank.
 
     Raise CannotEstimate where a rate or a link is not known, or ranks wait for each other.
@@ -137,7 +139,7 @@ def priced(worked: Worked, cluster: Cluster, software: Software, pace: Pace | No
     }
     dtype = max(flops, key=lambda name: flops[name], default="bf16")
     low, high, assumed = _interval(cluster, card, software, pace, bounds["host"] / step)
-    return Played(
+    return ReplayedStep(
         step_seconds=step,
         low_seconds=low * step,
         high_seconds=high * step,
@@ -166,7 +168,7 @@ _UNSEEN: Final = 0.02
 """Part of a step's launches past torch from which on they are reported: copies of batches are fewer."""
 
 
-def _describe_unseen(worked: Worked, records: Sequence[Record], cluster: Cluster) -> tuple[str, ...]:
+def _describe_unseen(worked: StepOperations, records: Sequence[Record], cluster: Cluster) -> tuple[str, ...]:
     """Return the sentences about launches that no operation of torch made, and about which ranks share a machine."""
     inside = {place for _, first, last in worked.places() for place in range(first, last)}
     launched = [place for place, record in enumerate(records) if record.kind in LAUNCHED]
@@ -182,7 +184,7 @@ def _describe_unseen(worked: Worked, records: Sequence[Record], cluster: Cluster
     return tuple(sentences)
 
 
-def _launch_seconds(worked: Worked, records: Sequence[Record], pace: Pace) -> dict[int, float]:
+def _launch_seconds(worked: StepOperations, records: Sequence[Record], pace: Pace) -> dict[int, float]:
     """Return the seconds of the host before each launch.
 
     They are those of Python and autograd, and of FSDP2 and DTensor for each tensor.

@@ -9,10 +9,10 @@ from tonnage.timing.kinds import read_shape
 from tonnage.timing.work import Work
 
 SPARING: Final = ("flex", "efficient")
-"""Values that `sparing_attention` may return."""
+"""Values that `find_sparing_attention` may return."""
 
 
-def sparing_attention(case: Case) -> str | None:
+def find_sparing_attention(case: Case) -> str | None:
     """Return the attention backend that keeps no scores, where the plan's keeps them; None where there is none.
 
     Capped scores and sinks need flex attention.  Heads that share keys get copies of them for the efficient backend,
@@ -26,18 +26,19 @@ def sparing_attention(case: Case) -> str | None:
         return None
     if shape.keeps_scores:
         return "flex" if shape.flexible and case.cluster.device.capability >= AMPERE else None
-    return "efficient" if case.plan.attention == "auto" and is_plain(case) else None
+    return "efficient" if case.plan.attention == "auto" and needs_plain_kernel(case) else None
 
 
-def avoidable_bytes(case: Case) -> int | None:
-    """Return the bytes of one layer's attention scores in 16 bits, if `sparing_attention` keeps none; else None."""
-    if sparing_attention(case) is None:
+def avoidable_score_bytes(case: Case) -> int | None:
+    """Return the bytes of one layer's attention scores in 16 bits, if `find_sparing_attention` keeps none; else
+    None."""
+    if find_sparing_attention(case) is None:
         return None
     work = Work.of(case.job, case.plan, case.cluster)
     return work.tokens * work.seq_len * read_shape(case.job.model.config).heads // work.axes.tp * 2
 
 
-def is_plain(case: Case) -> bool:
+def needs_plain_kernel(case: Case) -> bool:
     """Return True if only torch's plain kernel takes heads that share keys: in fp32, and before capability 8.0
     (ATen/native/transformers/cuda/sdp_utils.cpp)."""
     text = case.job.model.text

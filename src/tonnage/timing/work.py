@@ -13,8 +13,8 @@ from typing import Final
 from tonnage.catalog.conventions import averages_by_ddp, conventions_of
 from tonnage.cluster import Cluster
 from tonnage.job import Job
-from tonnage.mesh import SHARDING, Axes, axes
-from tonnage.options import varied
+from tonnage.mesh import SHARDING, Mesh, make_mesh
+from tonnage.options import replace_checked
 from tonnage.plans import Plan
 from tonnage.timing.adapters import adapted_products
 from tonnage.timing.operations import ELEMENT_BYTES
@@ -45,7 +45,7 @@ class Work:
     """Documents of a sequence."""
 
     # the layout
-    axes: Axes = field(default_factory=Axes)
+    axes: Mesh = field(default_factory=Mesh)
     """Ranks along each axis of the mesh."""
     schedule: str = "1f1b"
     """Schedule of the pipeline."""
@@ -212,7 +212,7 @@ class Work:
         )
         added = known.accumulated_bytes if job.grad_accum > 1 or plan.precision == "megatron-bf16" else 0
         batch = {"micro_batch": job.micro_batch, "grad_accum": job.grad_accum, "accumulated_bytes": added}
-        return varied(known, batch)
+        return replace_checked(known, batch)
 
 
 @lru_cache(maxsize=1024)  # the batches of a plan come one after the other
@@ -243,7 +243,7 @@ def _work_of_plan(
     return Work(
         seq_len=seq_len,
         packing=packing,
-        axes=axes(plan, gpus, gpus_per_node),
+        axes=make_mesh(plan, gpus, gpus_per_node),
         schedule=plan.pp_schedule,
         virtual_stages=plan.pp_stages if plan.pp_schedule == "interleaved" else 1,
         sequence_parallel=plan.tp > 1 and plan.sequence_parallel != "off",

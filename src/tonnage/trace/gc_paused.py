@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Disable the cyclic collector inside the block; objects that are in no cycle are still freed at once."""
     enabled = gc.isenabled()
     gc.disable()

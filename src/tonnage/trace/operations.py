@@ -64,7 +64,7 @@ class Record(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Worked:
+class StepOperations:
     """The operations of one step of one rank."""
 
     operations: tuple[Operation, ...]
@@ -96,7 +96,7 @@ class Worked:
         ]
 
 
-def read(archive: zipfile.ZipFile, prefix: str = "") -> Worked | None:
+def read(archive: zipfile.ZipFile, prefix: str = "") -> StepOperations | None:
     """Return the operations in an archive; None if it has none.  Raises UnreadableFile where they are damaged."""
     if f"{prefix}{_DOCUMENT}" not in archive.namelist():
         return None
@@ -104,7 +104,7 @@ def read(archive: zipfile.ZipFile, prefix: str = "") -> Worked | None:
         document = json.loads(archive.read(f"{prefix}{_DOCUMENT}"))
         numbers = array("q")
         numbers.frombytes(archive.read(f"{prefix}{_NUMBERS}"))
-        worked = Worked(
+        worked = StepOperations(
             operations=tuple(map(_parse_operation, document["rows"])),
             numbers=numbers,
             phases={int(mark): str(phase) for mark, phase in document["phases"].items()},
@@ -118,7 +118,7 @@ def read(archive: zipfile.ZipFile, prefix: str = "") -> Worked | None:
     return worked
 
 
-def write(worked: Worked, archive: zipfile.ZipFile, prefix: str = "") -> None:
+def write(worked: StepOperations, archive: zipfile.ZipFile, prefix: str = "") -> None:
     """Write the operations into an open archive, under member names that start with `prefix`."""
     document = {
         "rows": [list(operation) for operation in worked.operations],
@@ -131,7 +131,7 @@ def write(worked: Worked, archive: zipfile.ZipFile, prefix: str = "") -> None:
     archive.writestr(f"{prefix}{_LOG}", worked.log)
 
 
-def load(path: Path) -> Worked | None:
+def load(path: Path) -> StepOperations | None:
     """Return the operations in a file; None if there is no such file.  Raises UnreadableFile."""
     if not path.exists():
         return None
@@ -151,7 +151,7 @@ def _parse_operation(row: list[Any]) -> Operation:
     return Operation(*texts, *numbers, bool(aligned), bool(causal), int(tokens), int(tensors))
 
 
-def _check(worked: Worked) -> None:
+def _check(worked: StepOperations) -> None:
     records = len(worked.log) // RECORD.size
     if len(worked.log) % RECORD.size or len(worked.numbers) % 3:
         raise ValueError("its parts have incomplete records")

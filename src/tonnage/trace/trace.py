@@ -26,7 +26,7 @@ from tonnage.recorder.tonnage_recorder.layout import (
     offset_of,
 )
 from tonnage.trace import operations as works
-from tonnage.trace.operations import Worked
+from tonnage.trace.operations import StepOperations
 
 _CODES: Final = {kind: code for code, kind in KERNEL_KINDS.items()}
 
@@ -141,7 +141,7 @@ class Trace:
     """Columns action, address, size, stream, mark of the allocator's trace."""
     log: bytes = b""
     """The ghost's log, records of 64 bytes (`struct ghost_record`); empty when not recorded."""
-    worked: Worked | None = None
+    worked: StepOperations | None = None
     """Operations of one of the steps, where they were counted."""
 
     @property

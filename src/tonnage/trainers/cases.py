@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from tonnage.case import Case, check_idle
+from tonnage.case import Case, check_unused
 from tonnage.catalog.configurations import resolve
+from tonnage.catalog.families import learned_positions
 from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
 from tonnage.job import Job, check_said, check_sequences, check_tokens
@@ -27,16 +28,16 @@ def ask(
     plan: Plan | None = None,
     offline: bool = False,
 ) -> Case:
-    """Return the Case that options by their names ask for, completed as `request` does.
+    """Return the Case of these options, by their names, completed as `request` does.
 
-    `said` are the options that the user said (default: all); the others, which come from a file, may be unused.
-    Raises UsageError for an option that means nothing to the job or the plan.
+    `said` are the options that the user gave (default: all); the others, which come from a file, may have no effect.
+    Raises UsageError for an option that has no effect on the job or the plan.
     """
     said = options if said is None else said
-    found, chosen = request(model, job, plan, offline=offline, **options)
-    check_said(said if "method" in said else options, found)  # another method leaves the file's adapters unused
-    check_idle(said, chosen, cluster.gpus)
-    return Case(found, chosen, cluster)
+    full_job, full_plan = request(model, job, plan, offline=offline, **options)
+    check_said(said if "method" in said else options, full_job)  # another method leaves the file's adapters unused
+    check_unused(said, full_plan, cluster.gpus)
+    return Case(full_job, full_plan, cluster)
 
 
 def check(case: Case) -> None:
@@ -44,7 +45,7 @@ def check(case: Case) -> None:
 
     Raises UnreadableModel for a type that transformers does not know.
     """
-    check_sequences(case.job)
+    check_sequences(case.job, learned_positions(case.job.model))
     check_tokens(case.job)
     if case.job.model.kind == "config":
         check_type(case.job.model.config)
@@ -55,28 +56,27 @@ def check(case: Case) -> None:
 def request(
     model: str, job: Job | None = None, plan: Plan | None = None, *, offline: bool = False, **options: Any
 ) -> tuple[Job, Plan]:
-    """Return the Job and the Plan that options by their names ask for, else as given.  Raises UsageError.
+    """Return the Job and the Plan of these options, by their names, and of `job` and `plan` for all others.
 
-    Where neither says anything of an option whose default the engine cannot do, it is what the engine does; and
-    sequences are no longer than learned positions go.
+    An option that nothing sets and whose default the engine cannot do gets the engine's own value.  Sequences are no
+    longer than learned positions.  Raises UsageError.
     """
-
-    of_job = {item.name for item in fields(Job)} - {"model"}
-    of_plan = {item.name for item in fields(Plan)}
-    unknown = sorted(set(options) - of_job - of_plan)
+    job_fields = {item.name for item in fields(Job)} - {"model"}
+    plan_fields = {item.name for item in fields(Plan)}
+    unknown = sorted(set(options) - job_fields - plan_fields)
     if unknown:
-        raise UsageError(f"Unknown option {unknown[0]!r}; possible: {', '.join(sorted(of_job | of_plan))}.")
+        raise UsageError(f"Unknown option {unknown[0]!r}; possible: {', '.join(sorted(job_fields | plan_fields))}.")
     for value, kind, example in ((job, Job, "seq_len=8192"), (plan, Plan, 'shard="zero3"')):
         if value is not None and not isinstance(value, kind):
             was, name = type(value).__name__, kind.__name__
             raise UsageError(f"A {name} is wanted, and this is a {was}; give {name}({example}), or options by name.")
-    asked = replace(job or Job(), **{name: value for name, value in options.items() if name in of_job})
-    said = replace(plan or Plan(), **{name: value for name, value in options.items() if name in of_plan})
+    full_job = replace(job or Job(), **{name: value for name, value in options.items() if name in job_fields})
+    full_plan = replace(plan or Plan(), **{name: value for name, value in options.items() if name in plan_fields})
     if plan is None:
-        unsaid = engine_of(said).unsaid(asked)
-        said = replace(said, **{name: value for name, value in unsaid.items() if name not in options})
-    found = resolve(model, offline=offline)
-    longest = found.learned_positions
-    if job is None and "seq_len" not in options and longest is not None and longest < asked.seq_len:
-        asked = replace(asked, seq_len=longest)
-    return replace(asked, model=found), said
+        defaults = engine_of(full_plan).unsaid(full_job)
+        full_plan = replace(full_plan, **{name: value for name, value in defaults.items() if name not in options})
+    resolved = resolve(model, offline=offline)
+    longest = learned_positions(resolved)
+    if job is None and "seq_len" not in options and longest is not None and longest < full_job.seq_len:
+        full_job = replace(full_job, seq_len=longest)
+    return replace(full_job, model=resolved), full_plan

@@ -1,6 +1,6 @@
-"""What every trainer is given: a network as `from_pretrained` leaves it, made-up rows, the launcher's variables.
+"""The shared parts of a run: a network as `from_pretrained` leaves it, made-up rows, the launcher's variables.
 
-The torch half of the engines: imported in the process that runs the step only.
+The torch half of the engines: only the process that runs the step imports it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from tonnage.mesh import axes
+from tonnage.mesh import make_mesh
 from tonnage.step import batches, generation
 from tonnage.step import model as models
 from tonnage.step.events import phase
@@ -32,41 +32,41 @@ if TYPE_CHECKING:
     from tonnage.job import Job
     from tonnage.plans import Plan
 
-NETWORKS_OWN: Final = ("precision", "weights_dtype", "attention")
-"""Options that say how a network is made and called, whoever trains it."""
+NETWORK_OPTIONS: Final = ("precision", "weights_dtype", "attention")
+"""Options that decide how a network is made and called, whatever trains it."""
 
 HOST_GROUP: Final = {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}
-"""What `accelerate launch` sets where FSDP offloads: the process group then takes tensors on the host as well."""
+"""Variables of `accelerate launch` where FSDP offloads: the process group then takes tensors on the host as well."""
 
 
-def described(job: Job, plan: Plan, world: World) -> Step:
-    """A Step that knows the dtypes, the attention and the quantization of the plan, and nothing of who trains."""
-    here = replace(world, device=torch.device("cuda", 0))
-    step = Step(job=job, plan=plan, world=here, initialise=False)
+def network_step(job: Job, plan: Plan, world: World) -> Step:
+    """Return a Step with the dtypes, the attention and the quantization of the plan, and nothing of a trainer."""
+    on_card = replace(world, device=torch.device("cuda", 0))
+    step = Step(job=job, plan=plan, world=on_card, initialise=False)
     for technique in chosen(job, plan):
-        if technique.option in NETWORKS_OWN or technique is QLORA:
+        if technique.option in NETWORK_OPTIONS or technique is QLORA:
             step = technique.apply(step)
     if job.method == "lora":
         step = replace(step, weights_dtype=dtype(plan.base_dtype or plan.compute_dtype))
     return step
 
 
-def network(step: Step, device: torch.device | None = None) -> nn.Module:
-    """The network, by default on the host, where nothing touches its memory; quantized, it is on the card."""
+def build_network(step: Step, device: torch.device | None = None) -> nn.Module:
+    """Return the network, by default on the host, where its memory is not touched; a quantized one is on the card."""
     if step.job.method == "qlora":
         return loaded(step)  # whole on each rank, before the trainer divides it
-    made = models.build(
+    network = models.build(
         step.job.model, dtype=step.weights_dtype, attention=step.attention, device=device or torch.device("cpu")
     )
-    models.check_positions(step.job, made)
-    return made
+    models.check_positions(step.job, network)
+    return network
 
 
-def adapted(module: nn.Module, step: Step) -> nn.Module:
-    """The network with PEFT's adapters as it makes them by default (fp32) if the job wants any."""
+def add_adapters(module: nn.Module, step: Step) -> nn.Module:
+    """Return the network with PEFT's adapters as PEFT makes them by default (fp32), if the job wants any."""
     if step.job.method == "lora":
         return with_adapters(module, step, step.plan.weights_dtype or "fp32")
-    for change in step.changes:  # qlora's: what PEFT prepares, and adapters
+    for change in step.changes:  # of qlora: PEFT's preparation, and adapters
         module = change(module)
     return module
 
@@ -74,12 +74,12 @@ def adapted(module: nn.Module, step: Step) -> nn.Module:
 class Rows(Dataset[models.Batch]):  # type: ignore[misc]
     """Micro-batches of one sequence each, without padding, made when they are asked for.
 
-    They are as long as the job says in the order in which they are asked for, whatever index a sampler shuffled.
+    Their lengths are those of the job in the order in which rows are asked for, whatever index a sampler shuffled.
     `images_dtype` is that of images and sounds; None: what the network takes under autocast, or without it.
     """
 
     def __init__(self, step: Step, module: nn.Module, count: int, images_dtype: torch.dtype | None = None) -> None:
-        self.one = replace(step.job, micro_batch=1)
+        self.job = replace(step.job, micro_batch=1)
         self.lengths = chain.from_iterable(batches.drawn(step.job)) if step.job.lengths else None
         self.module = module
         self.images_dtype = images_dtype or (torch.float32 if step.autocast_dtype else step.weights_dtype)
@@ -89,50 +89,50 @@ class Rows(Dataset[models.Batch]):  # type: ignore[misc]
         return self.count
 
     def __getitem__(self, index: int) -> models.Batch:
-        one = self.one if self.lengths is None else replace(self.one, seq_len=next(self.lengths))
-        made = models.batch(one, self.module, self.images_dtype)
-        return made if one.packing is None else batches.packed(made, one.packing)
+        job = self.job if self.lengths is None else replace(self.job, seq_len=next(self.lengths))
+        row = models.batch(job, self.module, self.images_dtype)
+        return row if job.packing is None else batches.packed(row, job.packing)
 
 
-def collated(rows: Sequence[models.Batch]) -> models.Batch:
-    """One micro-batch of several, as processors make it: a sequence may have many rows of patches, or of tiles.
+def collate(rows: Sequence[models.Batch]) -> models.Batch:
+    """Return one micro-batch of several rows, as processors make it.
 
-    Of sequences that are not equally long the shorter ones are padded.
+    A sequence may have many rows of patches, or of tiles.  Shorter sequences are padded.
     """
     lengths = [row["input_ids"].shape[1] for row in rows if "input_ids" in row]
     if len(set(lengths)) < 2:
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-    whole = {name: _as_long_as_the_longest([row[name] for row in rows], lengths) for name in rows[0]}
-    return batches.padded(whole, lengths)
+    padded = {name: _concatenate_padded([row[name] for row in rows], lengths) for name in rows[0]}
+    return batches.padded(padded, lengths)
 
 
-def _as_long_as_the_longest(parts: Sequence[torch.Tensor], lengths: Sequence[int]) -> torch.Tensor:
-    """The parts one below the other; those that have a place for each token with zeros behind."""
-    of_tokens = all(part.ndim > 1 and part.shape[1] == length for part, length in zip(parts, lengths, strict=True))
-    if not of_tokens:
+def _concatenate_padded(parts: Sequence[torch.Tensor], lengths: Sequence[int]) -> torch.Tensor:
+    """Return the parts one below the other; parts with an element for each token get zeros behind."""
+    is_per_token = all(part.ndim > 1 and part.shape[1] == length for part, length in zip(parts, lengths, strict=True))
+    if not is_per_token:
         return torch.cat(list(parts))
     longest = max(lengths)
-    wide = [nn.functional.pad(part, (0, 0) * (part.ndim - 2) + (0, longest - part.shape[1])) for part in parts]
-    return torch.cat(wide)
+    padded = [nn.functional.pad(part, (0, 0) * (part.ndim - 2) + (0, longest - part.shape[1])) for part in parts]
+    return torch.cat(padded)
 
 
-def evaluated(step: Step, module: nn.Module) -> Rows:
-    """Rows of full length for one evaluation on all ranks: as many batches as logits are gathered of, or one."""
+def evaluation_rows(step: Step, module: nn.Module) -> Rows:
+    """Return rows of full length for one evaluation on all ranks: `eval_logits` batches, or one."""
     job, ranks = step.job, step.world.size
     assert job.eval_batch is not None
     full = replace(step, job=replace(job, lengths=()))
     return Rows(full, module, job.eval_batch * (job.eval_logits or 1) * ranks)
 
 
-def rows_needed(step: Step, steps: int) -> int:
-    """Sequences of `steps` optimizer steps on all ranks, of which those that share a sequence get the same."""
+def count_rows(step: Step, steps: int) -> int:
+    """Return the sequences of `steps` optimizer steps on all ranks; ranks that share a sequence get the same one."""
     job, world = step.job, step.world
-    laid = axes(step.plan, world.size, world.gpus_per_node)
-    return job.micro_batch * job.grad_accum * laid.data_parallel * steps
+    layout = make_mesh(step.plan, world.size, world.gpus_per_node)
+    return job.micro_batch * job.grad_accum * layout.data_parallel * steps
 
 
 def launcher_variables(world: World) -> Mapping[str, str]:
-    """What torchrun sets.  Each process sees one card, as under a launcher that hands the cards out."""
+    """Return the variables of torchrun.  Each process sees one card, as under a launcher that hands the cards out."""
     return {
         "RANK": str(world.rank),
         "LOCAL_RANK": "0",
@@ -145,60 +145,60 @@ def launcher_variables(world: World) -> Mapping[str, str]:
 
 
 def launch(plan: Plan, world: World) -> None:
-    """Be a process that `accelerate launch` started, if the plan divides or replicates anything."""
+    """Set the variables of `accelerate launch`, if the plan divides or replicates anything."""
     if plan.shard != "none":
         os.environ.update(launcher_variables(world))
     if plan.param_offload != "none":
         os.environ.update(HOST_GROUP)
 
 
-def divided(module: nn.Module) -> tuple[str, ...]:
-    """Classes of repeated layers, to be named where FSDP would ask for some that the network has not; else none.
+def layers_to_wrap(module: nn.Module) -> tuple[str, ...]:
+    """Return the classes of repeated layers, where FSDP would ask for some that the network has not; else none.
 
-    transformers lists for CLIP and SigLIP what either tower of theirs has, and LLaVA and Gemma 3 have one of them.
+    transformers lists for CLIP and SigLIP the layers of both towers; LLaVA and Gemma 3 have one of the towers.
     """
     network = models.hugging_face(module)
-    there = {type(part).__name__ for part in module.modules()}
-    if network is None or set(network._no_split_modules or ()) <= there:
+    classes = {type(part).__name__ for part in module.modules()}
+    if network is None or set(network._no_split_modules or ()) <= classes:
         return ()
     return tuple(dict.fromkeys(type(layer).__name__ for layer in models.layers(network)))
 
 
 @dataclass(frozen=True)
-class Returned:
-    """What the network returned, kept by a user's own loop as long as the plan says (`techniques.outputs`)."""
+class KeptOutput:
+    """The network's output, kept by a user's own loop as long as the plan says (`techniques.outputs`)."""
 
     outputs: str
     """The option of the plan."""
     kept: list[Any] = field(default_factory=list)
 
     def loss_of(self, output: Any) -> torch.Tensor:
-        """The loss, beside which the rest stays or goes."""
+        """Return the loss, and keep the rest of the output or let it go."""
         if self.outputs != "freed":
             self.kept[:] = [output]
         return models.loss_of(output)
 
-    def stepped(self) -> None:
-        """A step of the loop has ended."""
+    def end_step(self) -> None:
+        """Let go of what is kept for one step of the loop."""
         if self.outputs == "step":
             self.kept.clear()
 
 
-def generate(step: Step, called: Any, rows: Rows) -> None:
-    """By a network of transformers, or by PEFT's around it, as its user calls it beside training."""
+def generate(step: Step, callee: Any, rows: Rows) -> None:
+    """Have `callee`, a network of transformers or PEFT's around it, generate as its user does beside training."""
     job = step.job
-    network = generation.network_in(called, job)
+    network = generation.network_in(callee, job)
     sounds = partial(models.batch, job, rows.module, rows.images_dtype)
-    asked = generation.asked(job, network, step.world.device, sounds)
-    called.eval()
+    arguments = generation.asked(job, network, step.world.device, sounds)
+    callee.eval()
     with phase("generate"):
-        called.generate(**asked)
-    called.train()
+        callee.generate(**arguments)
+    callee.train()
 
 
 @contextmanager
 def contexts(step: Step) -> Iterator[None]:
-    """The plan's attention backend around the trainer's whole loop."""
+    """Set the plan's attention backend around the trainer's whole loop."""
     with ExitStack() as stack:
         for context in step.contexts:
             stack.enter_context(context())

@@ -1,4 +1,4 @@
-"""The interface of every engine: who runs the step, and which options of Job and Plan it has words for."""
+"""The interface of every engine: who runs the step, and which options of Job and Plan it has settings for."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.options import listed, options, spelled
-from tonnage.techniques.technique import Refusal, nothing_against
+from tonnage.options import is_accepted, options, spell_option
+from tonnage.techniques import chosen
+from tonnage.techniques.technique import Refusal, first_of, nothing_against
+from tonnage.trainers.packages import installed
 
 if TYPE_CHECKING:
     from tonnage.case import Case
@@ -17,55 +19,54 @@ if TYPE_CHECKING:
     from tonnage.step.world import World
 
 ANY: Final = ("*",)
-"""What an engine lists for an option all of whose values it has words for."""
+"""The entry of an option all of whose values an engine has settings for."""
 
 SHAPES: Final = dict.fromkeys(("seq_len", "micro_batch", "grad_accum", "allocator", "engine"), ANY)
-"""Options that every engine has words for: the batch, and what is set before its process starts."""
-
+"""Options that every engine has: the batch, and what is set before its process starts."""
 
 IMAGES: Final = dict.fromkeys(("images", "image_size"), ANY)
-"""Options of the rows, for engines whose rows may hold images."""
+"""Options of rows that hold images."""
 
 FILES: Final = {"save_checkpoint": ANY, "resume": ANY}
 """Options of checkpoints, in whole files or in files of parts."""
 
 ROWS: Final = dict.fromkeys(("packing", "lengths"), ANY)
-"""Options of the rows that a user brings along, for engines that take any."""
+"""Options of rows that a user brings along, for engines that take any rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """A trainer: when it can run a job as the plan says, and how."""
+    """A trainer: when it can run a job under a plan, and how."""
 
     name: str
     """The value of the option `engine`."""
     packages: tuple[str, ...] = ()
     """Distributions that it needs, its own first."""
     expresses: Mapping[str, tuple[str, ...]] | None = None
-    """For each option of Job and Plan the values that it has words for (`ANY`: all); an option that is not listed
-    must keep its default.  None: whatever techniques there are."""
+    """For each option of Job and Plan the values that it has settings for (`ANY`: all); an option that is not listed
+    must keep its default.  None: every value for which there is a technique."""
     accepts: Callable[[Case], Refusal | None] = nothing_against
-    """What else stands against it; imports neither torch nor the trainer."""
+    """Returns whatever else stands against a case; imports neither torch nor the trainer."""
     unsaid: Callable[[Job], Mapping[str, Any]] = lambda job: {}
-    """What it does where a user says nothing of an option whose default it cannot do."""
+    """Returns what it does for options that a user leaves out and whose defaults it cannot do."""
     imports: tuple[str, ...] = ()
     """Modules that a worker imports once, before it forks."""
     assumes: Callable[[Job, Plan], tuple[str, ...]] = lambda job, plan: ()
-    """What a reader should know of a job that it runs otherwise than as installed, a sentence each."""
+    """Returns what differs from the installed trainer in how the job is run, a sentence each."""
     run: Callable[[Job, Plan, World, int], object]
-    """Build what a user of the trainer would build, let it run this many optimizer steps, and return what was built:
-    it has to live until its trace is written."""
+    """Builds what a user of the trainer would build, lets it run this many optimizer steps, and returns what was
+    built: it has to live until its trace is written."""
 
     def refusals(self, case: Case) -> tuple[Refusal, ...]:
-        """Why this engine cannot run the job as the plan says; empty if it can."""
-        answers = (*self._without_card(case.cluster), *self._unexpressed(case.job, case.plan), *self.missing())
-        if answers:
-            return answers
-        answer = self.accepts(case)
-        return () if answer is None else (answer,)
+        """Return why this engine cannot run the case; empty if it can."""
+        refusals = (*self._without_gpu(case.cluster), *self._unexpressed(case.job, case.plan), *self.missing())
+        if refusals:
+            return refusals
+        refusal = self.accepts(case)
+        return () if refusal is None else (refusal,)
 
     def missing(self) -> Iterator[Refusal]:
-        """What it needs and is not installed."""
+        """Yield a refusal for each package that it needs and that is not installed."""
         for package in self.packages:
             if installed(package) is None:
                 yield Refusal(
@@ -75,10 +76,10 @@ class Engine:
                 )
 
     def has_words(self, option: str, value: Any, default: Any) -> bool:
-        """Whether it can be told this value of an option."""
+        """Return whether it has a setting for this value of an option."""
         return self.expresses is None or has_words(self.expresses.get(option), value, default)
 
-    def _without_card(self, cluster: Cluster) -> Iterator[Refusal]:
+    def _without_gpu(self, cluster: Cluster) -> Iterator[Refusal]:
         from tonnage.cluster import CPU
 
         if self.expresses is not None and cluster.device.id == CPU:
@@ -91,36 +92,47 @@ class Engine:
     def _unexpressed(self, job: Job, plan: Plan) -> Iterator[Refusal]:
         if self.expresses is None:
             return
-        for value in (job, plan):
-            for item, option in options(type(value)):
-                chosen = getattr(value, item.name)
-                if not self.has_words(item.name, chosen, item.default):
-                    yield self._without_words(item, chosen, option.possible)
+        for owner in (job, plan):
+            for item, option in options(type(owner)):
+                value = getattr(owner, item.name)
+                if not self.has_words(item.name, value, item.default):
+                    yield self._without_words(item, value, option.possible)
 
-    def _without_words(self, item: Field[Any], chosen: Any, possible: tuple[str, ...]) -> Refusal:
+    def _without_words(self, item: Field[Any], value: Any, possible: tuple[str, ...]) -> Refusal:
         from tonnage.trainers import with_words
 
         option, known = item.name, (self.expresses or {}).get(item.name, ())
         choices = [word for word in possible if word in known]
-        way_out = f"choose {spelled(option)} {' or '.join(choices)}" if choices else f"leave {spelled(option)} out"
-        said = ",".join(chosen) if isinstance(chosen, tuple) else "on" if chosen is True else chosen
+        way_out = (
+            f"choose {spell_option(option)} {' or '.join(choices)}"
+            if choices
+            else f"leave {spell_option(option)} out"
+        )
+        shown = ",".join(value) if isinstance(value, tuple) else "on" if value is True else value
         return Refusal(
-            technique=f"{spelled(option)}={said}",
+            technique=f"{spell_option(option)}={shown}",
             reason=f"the engine {self.name} has no setting for it",
-            instead=f"{way_out}, or engine {' or '.join(with_words(option, chosen, item.default))}",
+            instead=f"{way_out}, or engine {' or '.join(with_words(option, value, item.default))}",
         )
 
 
 def has_words(known: tuple[str, ...] | None, value: Any, default: Any) -> bool:
-    """Whether a value of an option is among those that somebody has words for; None: only its default."""
-    return bool(value == default) if known is None else known == ANY or listed(str(value), known)
+    """Return whether a value of an option is among the known ones; None: only its default is."""
+    return bool(value == default) if known is None else known == ANY or is_accepted(str(value), known)
 
 
-def installed(package: str) -> str | None:
-    """The version of a distribution; None where it is not installed.  Imports nothing of it."""
-    from importlib.metadata import PackageNotFoundError, version  # a tenth of a second that --help need not pay
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
+def refuse_undivided(plan: Plan, cluster: Cluster, instead: str = "choose shard ddp or zero3") -> Refusal | None:
+    """Return the refusal of shard none on several GPUs, where a trainer always divides or replicates."""
+    if plan.shard != "none" or cluster.gpus == 1:
         return None
+    return Refusal(
+        technique=f"engine={plan.engine}",
+        reason=f"on {cluster.gpus} GPUs it always divides or replicates",
+        instead=instead,
+    )
+
+
+def refuse_by_techniques(case: Case, own: tuple[str, ...] = ("optimizer", "loss")) -> Refusal | None:
+    """Return the first refusal of the plan's techniques; for the options `own` the engine has its own code."""
+    techniques = (technique for technique in chosen(case.job, case.plan) if technique.option not in own)
+    return first_of(technique.accepts(case) for technique in techniques)

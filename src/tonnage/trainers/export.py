@@ -1,24 +1,27 @@
-"""Plans in the words of the trainers that people use: `export` writes one, `check` reads it back."""
+"""Plans in the settings of the trainers that people use.
+
+`export` returns the files of a plan for one of TARGETS; `reread.check` has the trainer read them back.
+"""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.errors import UsageError
-from tonnage.options import options, spelled
-from tonnage.trainers.accelerate import write as accelerate
-from tonnage.trainers.axolotl import write as axolotl
-from tonnage.trainers.deepspeed import write as deepspeed
-from tonnage.trainers.hf_trainer import write as hf_trainer
-from tonnage.trainers.llama_factory import write as llama_factory
-from tonnage.trainers.loop import write as torchrun
-from tonnage.trainers.megatron import write as megatron_bridge
-from tonnage.trainers.target import Export, File, Target, Unexpressed, Wish
-from tonnage.trainers.torchtitan import write as torchtitan
-from tonnage.trainers.trl import write as trl
+from tonnage.options import options, spell_option
+from tonnage.trainers.accelerate.write import ACCELERATE
+from tonnage.trainers.axolotl.write import AXOLOTL
+from tonnage.trainers.deepspeed.write import DEEPSPEED
+from tonnage.trainers.hf_trainer.write import HF_TRAINER
+from tonnage.trainers.llama_factory.write import LLAMA_FACTORY
+from tonnage.trainers.loop.write import TORCHRUN
+from tonnage.trainers.megatron.write import MEGATRON_BRIDGE
+from tonnage.trainers.target import Export, ExportRequest, File, Target, Unexpressed
+from tonnage.trainers.torchtitan.write import TORCHTITAN
+from tonnage.trainers.trl.write import TRL
 
 if TYPE_CHECKING:
     from tonnage.case import Case
@@ -27,27 +30,27 @@ if TYPE_CHECKING:
     from tonnage.plans import Plan
 
 TARGETS: Final[tuple[Target, ...]] = (
-    hf_trainer.HF_TRAINER,
-    trl.TRL,
-    accelerate.ACCELERATE,
-    deepspeed.DEEPSPEED,
-    torchrun.TORCHRUN,
-    torchtitan.TORCHTITAN,
-    axolotl.AXOLOTL,
-    llama_factory.LLAMA_FACTORY,
-    megatron_bridge.MEGATRON_BRIDGE,
+    HF_TRAINER,
+    TRL,
+    ACCELERATE,
+    DEEPSPEED,
+    TORCHRUN,
+    TORCHTITAN,
+    AXOLOTL,
+    LLAMA_FACTORY,
+    MEGATRON_BRIDGE,
 )
 
 REFUSED: Final = ("method", "tp", "pp", "cp", "ep")
-"""Options without which it would be another job: nothing can be said in their place."""
+"""Options that have no substitute: without them it would be another job."""
 
 DECIDED: Final = ("engine", "global_batch_tokens")
 """Options that the export itself decides."""
 
 QUANTIZED: Final = ("quant", "unquantized_dtype")
-"""Options that say something under method qlora alone."""
+"""Options that have an effect under method qlora alone."""
 
-INSTEAD: Final[dict[str, tuple[str, ...]]] = {
+SUBSTITUTES: Final[Mapping[str, tuple[str, ...]]] = {
     "checkpointing": ("full",),
     "optimizer": ("adamw", "adamw-fused"),
     "precision": ("bf16-mixed", "bf16-true", "megatron-bf16", "fp32"),
@@ -56,17 +59,23 @@ INSTEAD: Final[dict[str, tuple[str, ...]]] = {
     "unquantized_dtype": ("fp32", "compute"),
     "allocator": ("default",),
 }
-"""What is said in place of a value that a target has no words for: the first that it has, else the default.
+"""The values to write in place of one that a target has no setting for: the first that it has, else the default.
 
-Of checkpointing that is something which keeps no more memory than any other choice.
+That of checkpointing keeps no more memory than any other choice.
 """
 
 SHARDS: Final = ("ddp", "zero1", "zero2", "hsdp", "zero3")
-"""Ways to divide, from the most memory to the least: in place of one the next that needs less, else the nearest."""
+"""Ways to divide, from the most memory to the least: the substitute is the next that needs less, else the nearest."""
+
+Missing = Sequence[tuple["Field[Any]", Any]]
+"""Fields that a target has no setting for, each with the value that is written in its place."""
+
+Overrides = Mapping[str, tuple[str, Any]]
+"""The answer of `Target.overrides`: the reason and the value that is written instead, by option."""
 
 
 def target(name: str) -> Target:
-    """The target of that name.  Raises UsageError with those that there are."""
+    """Return the target of that name.  Raises UsageError with those that there are."""
     for known in TARGETS:
         if known.name == name:
             return known
@@ -74,135 +83,137 @@ def target(name: str) -> Target:
 
 
 def export(case: Case, model: str, to: Target) -> Export:
-    """The plan in the words of a target; nothing is written to disk.
+    """Return the plan in the settings of a target; nothing is written to disk.
 
-    `model` is what the user calls the network.  Raises UsageError where nothing of use could be said.
+    `model` is the user's name of the network.  Raises UsageError where nothing of use could be written.
     """
-    job, plan, cluster = case.job, case.plan, case.cluster
     from tonnage.techniques import environment
-    from tonnage.trainers import image_rows as seeing
-    from tonnage.trainers import launching
+    from tonnage.trainers import checks, image_rows
 
-    launching.check_network(job, to)
-    launching.check_cluster(cluster, to.name)
-    besides = to.besides(job, plan)
-    missing = _settled(tuple(_unexpressed(job, plan, to, besides)), job, plan, to)
-    wish = Wish(
-        job=replace(job, **{item.name: new for item, new in missing if hasattr(job, item.name)}).on_ranks(
-            launching.data_parallel(plan, cluster)
-        ),
-        plan=replace(plan, **{item.name: new for item, new in missing if hasattr(plan, item.name)}),
+    job, plan, cluster = case.job, case.plan, case.cluster
+    checks.check_network(job, to)
+    checks.check_cluster(cluster, to.name)
+    overrides = to.overrides(job, plan)
+    missing = _settle(tuple(_find_missing(job, plan, to, overrides)), job, plan, to)
+    data_parallel = checks.data_parallel(plan, cluster)
+    request = ExportRequest(
+        job=_with_substitutes(job, missing).on_ranks(data_parallel),
+        plan=_with_substitutes(plan, missing),
         cluster=cluster,
-        model=launching.loadable(job, model),
-        seen=seeing.asked(job) if to.sees and launching.reads_images(job) else None,
+        model=checks.loadable_name(job, model),
+        image_row=image_rows.describe_row(job) if to.reads_images and checks.reads_images(job) else None,
     )
-    launching.check_plan(wish, to)
-    written = to.write(wish)
-    variables = {**environment(wish.plan), **written.environment}
+    checks.check_plan(request, to)
+    written = to.write(request)
+    variables = {**environment(request.plan), **written.environment}
+    setting_variables = shlex.join(["env", *(f"{name}={value}" for name, value in variables.items())])
     return Export(
         target=to.name,
         files=written.files,
-        command=shlex.join([*(["env"] if variables else []), *(f"{n}={v}" for n, v in variables.items())])
-        + (" " if variables else "")
-        + shlex.join(written.command),
+        command=(f"{setting_variables} " if variables else "") + shlex.join(written.command),
         settings=written.settings,
         notes=(
             *written.notes,
-            *_without_bf16(wish.plan, plan, to, cluster),
-            *_estimated_elsewhere(plan, to, _in_their_place(job, plan, missing)),
+            *_note_without_bf16(request.plan, plan, to, cluster),
+            *_note_estimate(plan, to, _substitute_options(job, plan, missing)),
         ),
         unexpressed=tuple(
-            _said(to, item.name, getattr(job if hasattr(job, item.name) else plan, item.name), new, besides)
+            _describe(to, item.name, getattr(job if hasattr(job, item.name) else plan, item.name), new, overrides)
             for item, new in missing
         ),
     )
 
 
-def _without_bf16(written: Plan, plan: Plan, to: Target, cluster: Cluster) -> tuple[str, ...]:
-    """That the card has no bf16, which is written: as planned, or since the target has no words for what is."""
+def _with_substitutes(value: Any, missing: Missing) -> Any:
+    """Return a job or a plan with the substitutes of its fields."""
+    return replace(value, **{item.name: new for item, new in missing if hasattr(value, item.name)})
+
+
+def _note_without_bf16(written: Plan, plan: Plan, to: Target, cluster: Cluster) -> tuple[str, ...]:
+    """Return the note that bf16 is written for a card without it: the plan's own, or a substitute of the target."""
     lacking = cluster.device.without_bf16 if written.precision.startswith("bf16") else ""
     if not lacking:
         return ()
     instead = "plan with precision fp16-mixed"
     if not plan.precision.startswith("bf16"):
-        instead = f"{to.name} has no words for {plan.precision}, export to another target"
+        instead = f"{to.name} has no setting for {plan.precision}, export to another target"
     return (f"{lacking}; torch goes by way of fp32, far slower: {instead}.",)
 
 
-def _in_their_place(job: Job, plan: Plan, missing: Sequence[tuple[Any, Any]]) -> str:
-    """Options of `estimate` for what is written in place of what the target has no words for."""
-    said = []
+def _substitute_options(job: Job, plan: Plan, missing: Missing) -> str:
+    """Return the substitutes as options of `tonnage estimate`."""
+    arguments = []
     for item, new in missing:
         old = getattr(job if hasattr(job, item.name) else plan, item.name)
         if isinstance(new, str) and new != old:
-            said.append(f" --{spelled(item.name)} {new}")
-    return "".join(said)
+            arguments.append(f" --{spell_option(item.name)} {new}")
+    return "".join(arguments)
 
 
-def _unexpressed(job: Job, plan: Plan, to: Target, besides: Any) -> Any:
-    """The fields that the target has no words for, each with what is said in its place."""
-    for value in (job, plan):
-        for item, _ in options(type(value)):
-            found = getattr(value, item.name)
-            unused = item.name in QUANTIZED and job.method != "qlora"
-            text_alone = item.name == "images" and job.images == 0  # which is said by rows of text
-            if unused or text_alone or item.name in DECIDED or to.has_words(item.name, found, item.default):
+def _find_missing(job: Job, plan: Plan, to: Target, overrides: Overrides) -> Iterator[tuple[Field[Any], Any]]:
+    """Yield the fields that the target has no setting for, each with its substitute."""
+    for owner in (job, plan):
+        for item, _ in options(type(owner)):
+            value = getattr(owner, item.name)
+            is_unused = item.name in QUANTIZED and job.method != "qlora"
+            is_text_alone = item.name == "images" and job.images == 0  # which rows of text express
+            if is_unused or is_text_alone or item.name in DECIDED or to.has_words(item.name, value, item.default):
                 continue
             if item.name in REFUSED:
                 raise UsageError(
-                    f"{to.name} has no words for {spelled(item.name)} {found}{_because(to, item.name, found)}; "
-                    f"plan without it: tonnage plan MODEL {_without(to, item)}."
+                    f"{to.name} has no setting for {spell_option(item.name)} {value}{_reason(to, item.name, value)}; "
+                    f"plan without it: tonnage plan MODEL {_search_options(to, item)}."
                 )
-            yield item, _in_its_place(to, item, found)
-    both = (*options(type(job)), *options(type(plan)))
-    for option, (_, new) in besides.items():
-        yield next(item for item, _ in both if item.name == option), new
+            yield item, _substitute(to, item, value)
+    fields = {item.name: item for owner in (job, plan) for item, _ in options(type(owner))}
+    for option, (_, new) in overrides.items():
+        yield fields[option], new
 
 
-def _without(to: Target, item: Any) -> str:
-    """Options of a search whose plans the target has words for; methods are not left out but compared."""
+def _search_options(to: Target, item: Field[Any]) -> str:
+    """Return options of a search whose plans the target can express; methods are not left out but compared."""
     if item.name == "method":
-        return f"--method {','.join(to.expresses.get('method', (item.default,)))}"
+        return f"--method {','.join(to.expresses.get('method', (str(item.default),)))}"
     engine = f", or --engine {to.engine}" if to.engine not in (None, "tonnage") else ""
-    return f"--without {spelled(item.name)}{engine}"
+    return f"--without {spell_option(item.name)}{engine}"
 
 
-def _settled(missing: Any, job: Job, plan: Plan, to: Target) -> Any:
-    """What is said in the place of others may have no words either: axolotl's bf16-mixed, in that of fp16-mixed."""
-    changed: dict[str, Any] = {item.name: new for item, new in missing}
-    again = to.besides(
-        replace(job, **{name: new for name, new in changed.items() if hasattr(job, name)}),
-        replace(plan, **{name: new for name, new in changed.items() if hasattr(plan, name)}),
-    )
+def _settle(missing: Missing, job: Job, plan: Plan, to: Target) -> Missing:
+    """Return the substitutes with those of substitutes that the target cannot express for this job.
+
+    In place of fp16-mixed axolotl would get bf16-mixed, for which it has a setting under adapters alone.
+    """
+    again = to.overrides(_with_substitutes(job, missing), _with_substitutes(plan, missing))
     return tuple((item, again[item.name][1] if item.name in again else new) for item, new in missing)
 
 
-def _in_its_place(to: Target, item: Any, value: Any) -> Any:
+def _substitute(to: Target, item: Field[Any], value: Any) -> Any:
+    """Return the value that is written in place of one that the target has no setting for."""
     known = to.expresses.get(item.name)
     if known is None:
         return item.default
-    instead = _other_shards(value) if item.name == "shard" else INSTEAD.get(item.name, ())
-    wanted = (*instead, item.default)
-    return next((value for value in wanted if to.has_words(item.name, value, item.default)), known[0])
+    preferred = _nearest_shards(value) if item.name == "shard" else SUBSTITUTES.get(item.name, ())
+    candidates = (*preferred, item.default)
+    return next((word for word in candidates if to.has_words(item.name, word, item.default)), known[0])
 
 
-def _other_shards(value: str) -> tuple[str, ...]:
-    """The other ways to divide, the most like one first."""
+def _nearest_shards(value: str) -> tuple[str, ...]:
+    """Return the other ways to divide, the nearest first."""
     if value not in SHARDS:
         return ()
-    place = SHARDS.index(value)
-    return (*SHARDS[place + 1 :], *reversed(SHARDS[:place]))
+    index = SHARDS.index(value)
+    return (*SHARDS[index + 1 :], *reversed(SHARDS[:index]))
 
 
-def _because(to: Target, option: str, value: Any) -> str:
+def _reason(to: Target, option: str, value: Any) -> str:
     reason = to.why.get(f"{option}={value}", to.why.get(option))
     return f" ({reason})" if reason else ""
 
 
-def _said(to: Target, option: str, value: Any, new: Any, besides: Any) -> Unexpressed:
+def _describe(to: Target, option: str, value: Any, new: Any, overrides: Overrides) -> Unexpressed:
     general = to.why.get(f"{option}={value}", to.why.get(option, f"{to.name} has no setting for it"))
-    reason = besides[option][0] if option in besides else general
-    return Unexpressed(option=spelled(option), value=_shown(value), why=reason, instead=_shown(new))
+    reason = overrides[option][0] if option in overrides else general
+    return Unexpressed(option=spell_option(option), value=_shown(value), why=reason, instead=_shown(new))
 
 
 def _shown(value: Any) -> str:
@@ -213,21 +224,21 @@ def _shown(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _estimated_elsewhere(plan: Plan, to: Target, instead: str) -> tuple[str, ...]:
-    """The plan's own estimate is that of whoever ran it."""
+def _note_estimate(plan: Plan, to: Target, substitutes: str) -> tuple[str, ...]:
+    """Return the note that the plan's estimate is that of another engine, and how to get the target's own."""
     if plan.engine == (to.engine or "tonnage"):
         return ()
-    if to.beneath is not None:
+    if to.base_engine is not None:
         return (
-            f"{to.name} stands on what engine {to.beneath(plan)} runs; what it needs itself: "
+            f"{to.name} is built on what engine {to.base_engine(plan)} runs; what it needs itself: "
             "tonnage dry-run --gpu NAME -- and the command above.",
         )
     if to.engine is None:
         return (f"{to.name} is not run on a ghost: its own memory may differ from the plan's estimate.",)
     return (
         f"The plan was estimated with engine {plan.engine}; what {to.name} itself needs: "
-        f"tonnage estimate --plan FILE --engine {to.engine}{instead}.",
+        f"tonnage estimate --plan FILE --engine {to.engine}{substitutes}.",
     )
 
 
-__all__ = ["TARGETS", "Export", "File", "Target", "Unexpressed", "Wish", "export", "target"]
+__all__ = ["TARGETS", "Export", "ExportRequest", "File", "Target", "Unexpressed", "export", "target"]

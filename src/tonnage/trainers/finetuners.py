@@ -1,4 +1,4 @@
-"""What axolotl and LLaMA-Factory have in common: one YAML, around Hugging Face's Trainer."""
+"""The common part of axolotl and LLaMA-Factory: one YAML file around Hugging Face's Trainer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 from tonnage.mesh import SHARDING
 from tonnage.trainers.engine import ANY, SHAPES
-from tonnage.trainers.target import File, Wish
+from tonnage.trainers.target import ExportRequest, File
 
 EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
     **SHAPES,
@@ -27,18 +27,18 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
     "loss": ("plain", "liger"),
     "compile": ("none", "model"),
 }
-"""What both have words for."""
+"""The values that both have settings for."""
 
 
-def file(name: str, *parts: Mapping[str, Any]) -> File:
-    """The YAML."""
-    said = {key: value for part in parts for key, value in part.items()}
-    return File(name=name, text=yaml.safe_dump(said, sort_keys=False))
+def yaml_file(name: str, *parts: Mapping[str, Any]) -> File:
+    """Return the YAML file of these settings."""
+    settings = {key: value for part in parts for key, value in part.items()}
+    return File(name=name, text=yaml.safe_dump(settings, sort_keys=False))
 
 
-def shared(wish: Wish) -> dict[str, Any]:
-    """Settings that have the same names in both."""
-    job, plan = wish.job, wish.plan
+def shared_settings(request: ExportRequest) -> dict[str, Any]:
+    """Return the settings that have the same names in both."""
+    job, plan = request.job, request.plan
     lora = {"lora_alpha": 2 * job.lora_rank, "lora_dropout": job.lora_dropout} if job.method != "full" else {}
     return {
         "gradient_accumulation_steps": job.grad_accum,

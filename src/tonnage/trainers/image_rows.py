@@ -1,4 +1,4 @@
-"""What a row of an image-text network holds, asked of the network's own code in a process of its own.
+"""The tensors of an image-text network's row, from the network's own code in a process of its own.
 
 A plan has a configuration and no processor.  Our scripts make rows in these shapes to be tried without data.
 """
@@ -27,7 +27,7 @@ AUTO_CLASS: Final = "AutoModelForImageTextToText"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class ImageRow:
     """A row of one sequence and its images."""
 
     image_token: int | None
@@ -40,70 +40,70 @@ class Seen:
     """made_up.json, as `scripts/images.py` reads it."""
 
 
-def asked(job: Job) -> Seen:
-    """What a row of the job holds.
+def describe_row(job: Job) -> ImageRow:
+    """Return what a row of the job holds.
 
-    Raises UsageError for networks that do not write on where words and images end, and for images that do not fit
-    into a row.
+    Raises UsageError for networks that do not continue a sequence of words and images, and for images that do not
+    fit into a row.
     """
-    said = {name: getattr(job, name) for name in ("seq_len", "images", "image_size")}
-    return _answer(json.dumps({"name": job.model.name, "config": job.model.config, "job": said}))
+    fields = {name: getattr(job, name) for name in ("seq_len", "images", "image_size")}
+    return _ask(json.dumps({"name": job.model.name, "config": job.model.config, "job": fields}))
 
 
 @cache
-def _answer(question: str) -> Seen:
+def _ask(question: str) -> ImageRow:
     child = subprocess.run(
-        [sys.executable, "-P", "-m", "tonnage.trainers.image_rows"],  # files of this folder stand in for no library
+        [sys.executable, "-P", "-m", "tonnage.trainers.image_rows"],  # files of this folder must not hide a library
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TRANSFORMERS_VERBOSITY": "error"},
         input=question,
         capture_output=True,
         encoding="utf-8",
         errors="replace",
     )
-    said = (child.stderr if child.returncode else child.stdout).strip().splitlines() or ["it said nothing"]
+    lines = (child.stderr if child.returncode else child.stdout).strip().splitlines() or ["it said nothing"]
     if child.returncode == UsageError.exit_code:
-        raise UsageError(said[-1])
+        raise UsageError(lines[-1])
     if child.returncode == CannotEstimate.exit_code:
-        raise CannotEstimate(said[-1])
+        raise CannotEstimate(lines[-1])
     if child.returncode:
-        raise CannotEstimate(f"The network was asked what a row holds, and failed: {said[-1][:300]}")
-    found = json.loads(said[-1])
-    size, layers = found.pop("image_size"), found.pop("layers")
-    return Seen(**found, image_size=None if size is None else (size[0], size[1]), layers=tuple(layers))
+        raise CannotEstimate(f"The network was asked for the tensors of a row, and failed: {lines[-1][:300]}")
+    fields = json.loads(lines[-1])
+    size, layers = fields.pop("image_size"), fields.pop("layers")
+    return ImageRow(**fields, image_size=None if size is None else (size[0], size[1]), layers=tuple(layers))
 
 
-def _seen(name: str, config: dict[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of Seen, by the network itself."""
+def _row_fields(name: str, config: dict[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of ImageRow, from the network itself."""
     import torch
 
     from tonnage.job import IGNORED_LABEL, Job
     from tonnage.model import ModelRef
     from tonnage.step import heads, model
     from tonnage.step.inputs import images, text
-    from tonnage.trainers import common as given
+    from tonnage.trainers import common
 
-    one = Job(model=ModelRef(name=name, kind="config", config=config), **job)
-    network: Any = model.build(one.model, dtype=torch.float32, attention=None, device=torch.device("meta"))
-    batch = model.batch(one, network, torch.float32)
-    known = heads.of(network).task == "image-text-to-text" and heads.trained_part(config)[1] is None
-    if not known or network.config.is_encoder_decoder or not {"input_ids", "labels"} <= set(batch):
+    of_row = Job(model=ModelRef(name=name, kind="config", config=config), **job)
+    network: Any = model.build(of_row.model, dtype=torch.float32, attention=None, device=torch.device("meta"))
+    batch = model.batch(of_row, network, torch.float32)
+    is_known = heads.of(network).task == "image-text-to-text" and heads.trained_part(config)[1] is None
+    if not is_known or network.config.is_encoder_decoder or not {"input_ids", "labels"} <= set(batch):
         raise UsageError(
             f"The scripts train networks that read words and images and write on, and {name} is a "
             f"{type(network).__name__}."
         )
-    images_here = batch.pop("labels")[0] == IGNORED_LABEL
+    is_image = batch.pop("labels")[0] == IGNORED_LABEL
     return {
         "image_token": images.token_of(network.config),
-        "image_size": images.chosen_size(one, network),
-        "layers": given.divided(network),
-        "row": {"vocabulary": text.vocabulary(network.config), **_described(batch, images_here)},
+        "image_size": images.chosen_size(of_row, network),
+        "layers": common.layers_to_wrap(network),
+        "row": {"vocabulary": text.vocabulary(network.config), **_describe_tensors(batch, is_image)},
     }
 
 
-def _described(batch: Mapping[str, torch.Tensor], images_here: torch.Tensor) -> dict[str, Any]:
-    """The tensors of a row beside its words: by their shapes, and where these say too little by their values."""
-    found: dict[str, Any] = {
-        "images": _runs(images_here.tolist()),
+def _describe_tensors(batch: Mapping[str, torch.Tensor], is_image: torch.Tensor) -> dict[str, Any]:
+    """Return the tensors of a row beside its words: their shapes and, where these are not enough, their values."""
+    described: dict[str, Any] = {
+        "images": _runs(is_image.tolist()),
         "marks": [],
         "pixels": {},
         "ones": {},
@@ -113,25 +113,25 @@ def _described(batch: Mapping[str, torch.Tensor], images_here: torch.Tensor) -> 
         if name == "input_ids":
             continue
         if tensor.is_floating_point():
-            found["pixels"][name] = list(tensor.shape)
-        elif tensor.shape == (1, len(images_here)) and tensor[0].equal(images_here.long()):
-            found["marks"].append(name)
-        elif tensor.dtype == images_here.long().dtype and bool((tensor == 1).all()):
-            found["ones"][name] = list(tensor.shape)
+            described["pixels"][name] = list(tensor.shape)
+        elif tensor.shape == (1, len(is_image)) and tensor[0].equal(is_image.long()):
+            described["marks"].append(name)
+        elif tensor.dtype == is_image.long().dtype and bool((tensor == 1).all()):
+            described["ones"][name] = list(tensor.shape)
         else:
-            found["values"][name] = tensor.tolist()
-    return found
+            described["values"][name] = tensor.tolist()
+    return described
 
 
 def _runs(mask: list[bool]) -> list[tuple[int, int]]:
-    """Beginning and end of each stretch that is true."""
-    edges = [place for place, (before, here) in enumerate(pairwise([False, *mask, False])) if before != here]
+    """Return the beginning and the end of each stretch that is true."""
+    edges = [index for index, (before, here) in enumerate(pairwise([False, *mask, False])) if before != here]
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def _main() -> None:
     try:
-        print(json.dumps(_seen(**json.load(sys.stdin))))
+        print(json.dumps(_row_fields(**json.load(sys.stdin))))
     except TonnageError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

@@ -1,6 +1,6 @@
-"""Files of a trainer's checkpoints: what a run saves ends with it, what it resumes from an earlier run has saved.
+"""Files of a trainer's checkpoints: they end with the run, and a run that resumes gets those of an earlier run.
 
-The torch half of the engines, as `given` is.
+The torch half of the engines, as `common` is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from tonnage.errors import CannotEstimate
 from tonnage.mesh import SHARDING
-from tonnage.trainers.hf_trainer.run import parts_or_whole
+from tonnage.trainers.accelerate.plugin import checkpoint_kind
 
 if TYPE_CHECKING:
     from tonnage.job import Job
@@ -30,27 +30,28 @@ Run = Callable[["Job", "World", int, str], object]
 """Trains a job on a rank for so many steps, with its files in a folder."""
 
 
-def trained(job: Job, world: World, steps: int, run: Run, kept: str = "full") -> object:
-    """What `run` returns; a job that resumes finds in the folder what earlier runs of one step have `kept`.
+def run_with_files(job: Job, world: World, steps: int, run: Run, kind: str = "full") -> object:
+    """Return what `run` returns; a job that resumes finds in its folder the files of earlier runs of one step.
 
-    These are of rank 0, which saves what all ranks share, and of this one.
+    `kind` is that of these files, as in `save_checkpoint`.  The earlier runs are of rank 0, which saves what all
+    ranks share, and of this rank.
     """
     with tempfile.TemporaryDirectory(prefix="tonnage-") as folder, _without_values():
         if job.resume != "none":
             earlier = replace(
-                job, resume="none", save_checkpoint=kept, eval_batch=None, eval_logits=None, generate=None
+                job, resume="none", save_checkpoint=kind, eval_batch=None, eval_logits=None, generate=None
             )
             for rank in dict.fromkeys((0, world.rank)):
-                _in_a_fork(partial(run, earlier, replace(world, rank=rank), 1, folder))
+                _run_in_fork(partial(run, earlier, replace(world, rank=rank), 1, folder))
         return run(job, world, steps, folder)
 
 
 def check_rank(job: Job, plan: Plan, world: World) -> None:
-    """Of whole files of what FSDP2 divides rank 0 reads all, and sends the others pickles of what they will get.
+    """Raise CannotEstimate on a rank that would be sent its part of whole files.
 
-    Raises CannotEstimate on one of these.
+    Of whole files of what FSDP2 divides, rank 0 reads all and sends the other ranks pickles of their parts.
     """
-    if job.resume != "none" and plan.shard in SHARDING and parts_or_whole(job, plan) == "full" and world.rank != 0:
+    if job.resume != "none" and plan.shard in SHARDING and checkpoint_kind(job, plan) == "full" and world.rank != 0:
         raise CannotEstimate(
             f"What rank {world.rank} is sent of whole files is not known: rank 0 reads them; choose rank 0, which "
             "holds no less, or save-checkpoint sharded."
@@ -59,7 +60,7 @@ def check_rank(job: Job, plan: Plan, world: World) -> None:
 
 @contextmanager
 def _without_values() -> Iterator[None]:
-    """What is saved inside is in files that end with the run and hold no values."""
+    """Have files that are saved inside hold no values, and end with the run."""
     from tonnage_inside.saves import Saves
 
     with tempfile.TemporaryDirectory(prefix="tonnage-") as folder:
@@ -67,8 +68,8 @@ def _without_values() -> Iterator[None]:
         yield
 
 
-def _in_a_fork(earlier: Callable[[], object]) -> None:
-    """Which leaves files alone.  Raises CannotEstimate where it comes to no end."""
+def _run_in_fork(earlier: Callable[[], object]) -> None:
+    """Run it in a fork, which leaves nothing but files.  Raises CannotEstimate where it fails."""
     child = os.fork()
     if child == 0:
         try:

@@ -1,8 +1,8 @@
-"""Which target has words for what, as a table for docs/reference/export.md.
+"""The table of docs/reference/export.md: the values that each target has settings for.
 
     python -m tonnage.trainers.table [FILE]
 
-prints it, or puts it into FILE between its two marks.
+prints it, or writes it into FILE between its two marks.
 """
 
 import sys
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from tonnage.job import Job
-from tonnage.options import options, spelled
+from tonnage.options import options, spell_option
 from tonnage.plans import Plan
 from tonnage.trainers.engine import ANY
 from tonnage.trainers.export import DECIDED, TARGETS, Target
@@ -20,11 +20,11 @@ BEGIN: Final = "<!-- python -m tonnage.trainers.table docs/reference/export.md -
 END: Final = "<!-- end -->"
 
 AT_MOST: Final = 4
-"""More values than these are counted, or those that are missing are named."""
+"""The number of values up to which a cell lists them; of more it may list those that are missing."""
 
 
 def table() -> str:
-    """One line for each option that some target has words for, one column for each target."""
+    """Return one line for each option that some target has a setting for, with one column for each target."""
     lines = [
         f"| option | {' | '.join(f'`{target.name}`' for target in TARGETS)} |",
         f"|---|{'---|' * len(TARGETS)}",
@@ -39,7 +39,7 @@ def _rows() -> Iterator[str]:
             if item.name in DECIDED or not any(item.name in target.expresses for target in TARGETS):
                 continue
             cells = [_cell(target, item.name, option.possible) for target in TARGETS]
-            yield f"| `{spelled(item.name)}` | {' | '.join(cells)} |"
+            yield f"| `{spell_option(item.name)}` | {' | '.join(cells)} |"
 
 
 def _cell(target: Target, name: str, possible: tuple[str, ...]) -> str:
@@ -54,8 +54,8 @@ def _cell(target: Target, name: str, possible: tuple[str, ...]) -> str:
     return "any" if not missing else f"any but {', '.join(missing)}"
 
 
-def put(path: Path) -> None:
-    """Replace what stands between the marks of a page."""
+def write(path: Path) -> None:
+    """Replace the text between the marks of a page."""
     before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     path.write_text(f"{before}{BEGIN}\n\n{table()}\n{END}{after}", encoding="utf-8")
@@ -63,6 +63,6 @@ def put(path: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        put(Path(sys.argv[1]))
+        write(Path(sys.argv[1]))
     else:
         print(table(), end="")

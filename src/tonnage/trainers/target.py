@@ -1,20 +1,21 @@
-"""The interface of every target: what a plan becomes in a trainer's own words, and what it has no words for."""
+"""The interface of every target: a plan in a trainer's own settings, and what the trainer has no setting for."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tonnage.mesh import Axes, axes
+from tonnage.mesh import Mesh, make_mesh
 from tonnage.trainers.engine import has_words
 
 if TYPE_CHECKING:
     from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.trainers.image_rows import Seen
+    from tonnage.trainers.image_rows import ImageRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,60 +23,60 @@ class File:
     """A file of an export."""
 
     name: str
-    """Within the folder."""
+    """Its name within the folder."""
     text: str
     """All of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unexpressed:
-    """A value of the plan that the target has no words for."""
+    """A value of the plan that the target has no setting for."""
 
     option: str
-    """As on the command line."""
+    """The option as on the command line."""
     value: str
-    """What the plan says."""
+    """The plan's value."""
     why: str
-    """What stands against it, in one line."""
+    """The reason, in one line."""
     instead: str
-    """What the export says in its place."""
+    """The value that is written in its place."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What is to be said in a target's words: only values that it has words for."""
+class ExportRequest:
+    """A plan to be written for a target, with only those values that the target has settings for."""
 
     job: Job
-    """With grad_accum decided."""
+    """The job, with grad_accum decided."""
     plan: Plan
-    """Without what the target cannot express."""
+    """The plan, without what the target cannot express."""
     cluster: Cluster
     """Where it will run."""
     model: str
-    """What the target's own loader takes: a Hub id, or a folder."""
-    seen: Seen | None = None
-    """What rows hold of a network that reads images too."""
+    """The name that the target's own loader takes: a Hub id, or a folder."""
+    image_row: ImageRow | None = None
+    """The shapes of a row, for a network that reads images too."""
 
     @property
-    def axes(self) -> Axes:
-        """How the ranks are laid out."""
-        return axes(self.plan, self.cluster.gpus, self.cluster.gpus_per_node)
+    def axes(self) -> Mesh:
+        """The layout of the ranks."""
+        return make_mesh(self.plan, self.cluster.gpus, self.cluster.gpus_per_node)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What a target wrote of a wish."""
+    """A target's answer to a request."""
 
     files: tuple[File, ...]
-    """Ready to be put into a folder."""
+    """Files that are ready to be put into a folder."""
     command: tuple[str, ...]
-    """What is typed in that folder to train, without environment variables."""
+    """The command that trains, typed in that folder, without environment variables."""
     settings: Mapping[str, Any]
     """Every setting of the target that carries a value of the plan, by its dotted name: `reread` must find it."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the launcher needs besides those of the plan."""
     notes: tuple[str, ...] = ()
-    """What somebody who runs it has to know."""
+    """Sentences for whoever runs it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,55 +84,55 @@ class Target:
     """A trainer that plans are written for."""
 
     name: str
-    """As on the command line."""
+    """Its name on the command line."""
     packages: tuple[str, ...]
     """Distributions that read the files, the trainer's own first."""
     expresses: Mapping[str, tuple[str, ...]]
-    """For each option of Job and Plan the values that it has words for (`ANY`: all); others must be the default."""
+    """For each option of Job and Plan the values that it has settings for (`ANY`: all); others must be defaults."""
     why: Mapping[str, str] = field(default_factory=dict)
-    """Why it has no words for an option, or for a value of it (`loss=plain`), where more is known than that."""
-    besides: Callable[[Job, Plan], Mapping[str, tuple[str, Any]]] = lambda job, plan: {}
-    """Options whose values it has words for, but not for this job: why not, and what is said instead."""
+    """Why it has no setting for an option, or for one value of it (`loss=plain`), where more is known than that."""
+    overrides: Callable[[Job, Plan], Mapping[str, tuple[str, Any]]] = lambda job, plan: {}
+    """Returns options whose values it has settings for, but not for this job: why, and what is written instead."""
     engine: str | None = None
     """The engine that runs this trainer on a ghost; None: there is none."""
-    beneath: Callable[[Plan], str] | None = None
-    """Where there is none: the engine of what it stands on."""
+    base_engine: Callable[[Plan], str] | None = None
+    """Returns the engine of the trainer that it is built on, where it has none of its own."""
     scripted: bool = False
-    """Whether a script of ours trains: causal language models by their name or folder."""
-    sees: bool = False
-    """Whether that script also trains networks that read images beside text."""
-    write: Callable[[Wish], Written]
-    """Says the wish; imports neither torch nor the trainer."""
+    """True if a script of ours trains: causal language models by their name or folder."""
+    reads_images: bool = False
+    """True if that script also trains networks that read images beside text."""
+    write: Callable[[ExportRequest], Written]
+    """Writes the request; imports neither torch nor the trainer."""
     reread: Callable[[Path], Mapping[str, Any]]
-    """Parses the files of a folder as the trainer does and returns its settings by dotted names, from the objects
-    that it made.  Runs in a process of its own; an ImportError of it says that it is not rightly installed."""
+    """Parses the files of a folder as the trainer does, and returns its settings by dotted names, from the objects
+    that it made.  Runs in a process of its own; an ImportError of it means that it is not installed correctly."""
     on_ghost: bool = False
-    """Whether that process needs a card for the trainer to be imported at all."""
+    """True if that process needs a card for the trainer to be imported at all."""
 
     def has_words(self, option: str, value: Any, default: Any) -> bool:
-        """True if the target can say this value of an option."""
+        """Return whether the target has a setting for this value of an option."""
         return has_words(self.expresses.get(option), value, default)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """A plan in a target's words."""
+    """A plan in a target's settings."""
 
     target: str
-    """Its name."""
+    """The target's name."""
     files: tuple[File, ...]
-    """What goes into the folder."""
+    """The files of the folder."""
     command: str
-    """What to type there."""
+    """The command that is typed there."""
     settings: Mapping[str, Any]
-    """What was said, by the target's dotted names."""
+    """The settings that were written, by the target's dotted names."""
     notes: tuple[str, ...]
-    """What somebody who runs it has to know."""
+    """Sentences for whoever runs it."""
     unexpressed: tuple[Unexpressed, ...]
-    """What could not be said."""
+    """The values that could not be written."""
 
     def to_json(self) -> dict[str, Any]:
-        """As `export --json` prints it."""
+        """Return the document of `export --json`."""
         from dataclasses import asdict
 
         return {
@@ -146,11 +147,21 @@ class Export:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted names: `{"a": {"b": 1}}` -> `{"a.b": 1}`."""
-    found: dict[str, Any] = {}
+    """Return nested settings by dotted names: `{"a": {"b": 1}}` -> `{"a.b": 1}`."""
+    settings: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
+            settings |= flat(value, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = value
-    return found
+            settings[f"{prefix}{name}"] = value
+    return settings
+
+
+def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def json_file(name: str, values: Any) -> File:
+    """Return a JSON file."""
+    return File(name=name, text=json.dumps(values, indent=2) + "\n")

@@ -43,7 +43,9 @@ def explain(error: BaseException) -> TonnageError:
             f"No space is left on the device of {where}; free some, or set TMPDIR to a folder elsewhere."
         )
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
-        return CannotEstimate("A file that is needed here is larger than the limit for files (see ulimit -f).")
+        return CannotEstimate(
+            "A file that is needed here is larger than the limit for files; raise it with ulimit -f."
+        )
     if "CUDA error: invalid device function" in str(error):
         return explain_missing_kernels()
     sentences = [f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"]

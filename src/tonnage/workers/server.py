@@ -20,25 +20,11 @@ from tonnage.techniques import chosen
 from tonnage.trainers import engine_of
 from tonnage.workers import child, failures, jobs, preload
 
-_LATE = (
-    "numpy.ma",
-    "tonnage.step.adapters",
-    "tonnage.step.clipping",
-    "tonnage.techniques.vocabulary",
-    "torch._subclasses.schema_check_mode",
-    "torch.profiler._cupti_monitor",
-    "torch.utils._sympy.reference",
-    "triton.experimental.gluon",
-)
-"""Modules that a step imports while it runs; imported here once instead of in each fork."""
-
 
 def serve() -> None:
     """Answer requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # output of libraries must not mix with the answers
-    for module in _LATE:
-        preload.imported(module)
     kernels.key_by_dates()
     ghost = native.load()
     if ghost is not None:
@@ -66,7 +52,7 @@ def _answer(request: dict[str, Any], policy: values.Policy, answers: TextIO) -> 
 
 
 def _import_libraries(request: dict[str, Any]) -> None:
-    """Import what the job needs in the parent, so that the next one like it need not."""
+    """Import the job's libraries in the parent, so that no child has to."""
     for module in engine_of(Plan(**request["plan"])).imports:
         preload.imported(module)
     for technique in chosen(jobs.job_of(request), Plan(**request["plan"])):

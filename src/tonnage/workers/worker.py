@@ -23,8 +23,8 @@ from tonnage.plans import Plan
 from tonnage.shallow.requests import Requests
 from tonnage.trace import operations as worked
 from tonnage.trace import trace
-from tonnage.trace.gc_paused import uncollected
-from tonnage.trace.operations import Worked
+from tonnage.trace.gc_paused import gc_paused
+from tonnage.trace.operations import StepOperations
 from tonnage.trace.trace import Trace
 
 _PROGRAM: Final = ("-P", "-m", "tonnage.workers.server")
@@ -140,7 +140,7 @@ class Worker:
         document = request(job, plan, cluster, rank=rank, steps=1, repeated=repeated)
         return requests.traced(self._trace(document | {"requests": str(path)}))
 
-    def worked(self, job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0) -> Worked:
+    def worked(self, job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0) -> StepOperations:
         """Return the FLOPs and bytes of the operations in one rank's second step.
 
         Raises CannotEstimate as `run` does.
@@ -162,7 +162,7 @@ class Worker:
             self.answered = True
         if answer["error"] is not None:
             raise of_kind(answer["kind"], answer["error"])
-        with uncollected():  # a Trace has many small objects that all stay alive
+        with gc_paused():  # a Trace has many small objects that all stay alive
             return trace.load(self.trace_file)
 
     def _check_open(self) -> None:

@@ -1,4 +1,4 @@
-"""The frontier of one layer: chains one can follow by hand, and every way tried on small graphs."""
+"""The frontier of one layer: chains that can be followed by hand, and every choice tried on small graphs."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from tonnage.techniques.budgeting.frontier import Piece, Point, frontier, held_a
 
 
 def by_trying_everything(pieces):
-    """The frontier as (bytes, seconds), from every set of pieces that may be kept."""
+    """Return the frontier as (bytes, seconds), from every set of pieces that may be kept."""
     free = [index for index, piece in enumerate(pieces) if not piece.fixed]
     ways = []
     for count in range(len(free) + 1):

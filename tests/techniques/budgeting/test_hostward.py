@@ -1,4 +1,4 @@
-"""Results that wait on the host: which of them go, and when they are on the card."""
+"""Results that wait on the host: which are sent, and when they are on the GPU."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""How layers are treated under a budget: sums one can do by hand, and every choice tried on small networks."""
+"""Treatments of layers under a budget: sums that can be done by hand, and every choice tried on small networks."""
 
 import itertools
 
@@ -74,7 +74,7 @@ def test_equal_to_trying_everything(network, budget_bytes):
 
 
 def test_equal_layers_mix_two_neighbours_on_the_hull():
-    """126 layers, 40 ways: all but one of the layers have one of two ways."""
+    """126 layers, 40 options: all but one of the layers have one of two options."""
     ways = tuple(Way(1 + place, 60, 100.0 / (1 + place)) for place in range(40))
     network = Network((ways,) * 126, before=0, after=0)
     chosen = choose(network, 1000)
@@ -89,7 +89,7 @@ def test_a_way_above_the_hull_is_no_part_of_it():
 
 
 def fewest_seconds(ways, layers, budget_bytes):
-    """Of so many equal layers that may keep so much together, by all sums of bytes."""
+    """Return the fewest seconds of so many equal layers that may keep so much together, by all sums of bytes."""
     found = [0.0] * (budget_bytes + 1)
     for _ in range(layers):
         found = [
@@ -101,7 +101,7 @@ def fewest_seconds(ways, layers, budget_bytes):
 
 @pytest.mark.parametrize("budget_bytes", [200, 357, 480, 555, 741, 1000])
 def test_many_layers_come_close_to_the_fewest_seconds(budget_bytes):
-    """28 layers whose hull has few points (1, 4, 15, 17, 25 and 34 bytes): what is left goes to ways beside it."""
+    """28 layers whose hull has few points (1, 4, 15, 17, 25 and 34 bytes): the rest goes to options beside it."""
     points = {1: 97.0, 2: 90.7, 3: 82.7, 4: 72.6, 5: 71.9, 7: 65.6, 9: 48.3, 12: 37.5, 15: 24.0, 16: 21.1}
     points |= {17: 19.3, 20: 15.1, 25: 5.0, 28: 3.3}
     ways = (*(Way(kept, 40, seconds) for kept, seconds in points.items()), Way(34, None, 0.0))

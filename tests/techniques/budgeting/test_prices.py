@@ -1,4 +1,4 @@
-"""What an operation costs on a card that is known, and on one that is not."""
+"""Prices of operations on a known GPU, and on an unknown one."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ MM, ADD, VIEW = torch.ops.aten.mm.default, torch.ops.aten.add.Tensor, torch.ops.
 
 @pytest.fixture
 def named(monkeypatch):
-    """Has this machine's card be called so."""
+    """Give this machine's device that name."""
     return lambda name: monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
 
 

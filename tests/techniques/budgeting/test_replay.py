@@ -1,4 +1,4 @@
-"""A layer that runs again in part: what runs, what is handed out, and what happens when it does something else."""
+"""A layer that runs again in part: what runs, what is returned from memory, and what happens if it deviates."""
 
 import pytest
 import torch
@@ -10,12 +10,12 @@ from tonnage.techniques.budgeting.replay import Action
 
 
 def free(operation, args, kwargs, output):
-    """Prices that do not matter here."""
+    """Return prices that do not matter here."""
     return 1.0, 0.0
 
 
 def written(forward, *given):
-    """What a function runs, and what is saved of it."""
+    """Return the recorded operations of a function, and what is saved of them."""
     writing = recording.Recording(given, torch.device("cpu"), free)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: writing.save(t), lambda t: t), writing.mode():
         forward(*given)
@@ -23,7 +23,7 @@ def written(forward, *given):
 
 
 class Counting(torch.utils._python_dispatch.TorchDispatchMode):
-    """Names of the operations that ran."""
+    """Records the names of the operations that ran."""
 
     def __init__(self):
         super().__init__()
@@ -45,7 +45,7 @@ def given():
 
 
 def again(layer, kept, given, forward=chain):
-    """Gradients, and what ran in backward, with these pieces kept."""
+    """Return the gradients, and what ran in backward, with these pieces kept."""
     does = replay.decisions(layer, frozenset(kept))
     output = checkpoint(forward, given, use_reentrant=False, context_fn=lambda: replay.contexts(layer, does))
     with Counting() as counting:
@@ -65,7 +65,7 @@ def test_only_what_is_needed_runs_again(given):
 
 
 def test_a_layer_that_does_something_else_is_not_spared(given):
-    """Written down as one function, run as another: gradients are right all the same."""
+    """It is recorded as one function and run as another: gradients are right nevertheless."""
 
     def longer(given):
         return ((given.sin() * 2).exp() * given.sin()).sum()

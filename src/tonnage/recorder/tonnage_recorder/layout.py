@@ -1,6 +1,6 @@
 """The layout of what a Trace holds: codes of allocator actions, kinds and fields of the ghost's log records.
 
-The writer (beside torch, without tonnage) and the reader (`tonnage.trace`) share it; a test compares it with `struct
+The writer (beside torch, without tonnage) and the reader (the room `trace`) share it; a test compares it with `struct
 ghost_record` and `enum record_kind` in ghost.h.
 """
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from tonnage.catalog.families import types_with
 from tonnage.errors import CannotEstimate
 from tonnage.step.inputs import images, sounds, targets
 from tonnage.step.inputs.text import Batch, tokens
@@ -20,20 +21,7 @@ from tonnage.step.remarks import remarked
 if TYPE_CHECKING:
     from tonnage.job import Job
 
-__all__ = ["NOT_MADE", "Batch", "assumed", "make"]
-
-NOT_MADE: Final = {
-    "blt": "its patches end where entropies say that it computes of the text",
-    "emu3": "the tokens of an image are computed of its pixels",
-    "instructblipvideo": "it sees several frames of a video, each with an adapter",
-    "molmo2": "its images come with tables of which patches are pooled",
-    "musicgen_decoder": "it takes several codebooks at once",
-    "musicgen_melody_decoder": "it takes several codebooks at once",
-    "timesfm2_5": "its series come in lists of any length",
-    "vibevoice": "its sounds come as speech to be diffused",
-    "vibevoice_asr": "its sounds pass through two tokenizers",
-}
-"""Types whose inputs no maker below produces, and what is missing."""
+__all__ = ["Batch", "assumed", "make"]
 
 
 def make(job: Job, network: Any, task: str, dtype: torch.dtype) -> Batch:
@@ -41,7 +29,7 @@ def make(job: Job, network: Any, task: str, dtype: torch.dtype) -> Batch:
 
     Raises CannotEstimate for families whose inputs are not known here, UsageError for sizes that they do not take.
     """
-    reason = NOT_MADE.get(network.config.model_type)
+    reason = types_with("inputs_not_made").get(network.config.model_type)
     if reason is not None and (job.images > 0 or task != "image-text-to-text"):
         raise CannotEstimate(
             f"Batches are not made for {network.config.model_type}: {reason}; "

@@ -10,19 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from tonnage.catalog.families import types_with
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import USUAL_IMAGE
 from tonnage.step.inputs.text import Batch
 
 if TYPE_CHECKING:
     from tonnage.job import Job
-
-
-PROCESSED: Final = {
-    **{"florence2": 768, "florence_vision": 768, "unlimited_ocr": 1024, "deepseek_ocr2": 1024, "fuyu": 300},
-    **{"pp_lcnet": 224, "lw_detr": 640},
-}
-"""Width and height of a type's processor if the configuration does not state them."""
 
 
 HIGH_RESOLUTION: Final = 1024
@@ -39,10 +33,6 @@ SOFT_TOKENS: Final = 280
 
 NAFLEX_PATCHES: Final = 1024
 """Most patches that LFM2-VL's processor makes of an image (256 tokens of 2 x 2)."""
-
-
-FLAT_PATCHES: Final = {"pix2struct": 2048, "kosmos-2.5": 4096}
-"""Patches that a processor makes of an image of any size (max_patches)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +58,9 @@ def make_images(job: Job, network: Any) -> Images:
     """
     arguments = feature_arguments(network)
     config = network.config
-    make = _LAYOUTS.get(config.model_type)
-    if make is not None:
-        return make(job, network)
+    layout = types_with("image_layout").get(config.model_type)
+    if layout is not None:
+        return _LAYOUTS[layout](job, network)
     if "image_position_ids" in arguments:
         return _padded_patches(job, network)
     if is_naflex(config):
@@ -79,7 +69,8 @@ def make_images(job: Job, network: Any) -> Images:
         return _patch_rows_with_grid(job, network, arguments)
     if hasattr(config, "image_grid_pinpoints") and "image_sizes" in arguments:
         return _tiles_of_best_grid(job, network)
-    if "image_sizes" in arguments and getattr(vision_of(config), "model_type", "") in ("pixtral", "emu3_vqgan"):
+    tower_type = getattr(vision_of(config), "model_type", "")
+    if "image_sizes" in arguments and tower_type in types_with("whole_image_towers"):
         return _whole_images(job, network)
     if "pixel_values" in arguments:
         return square(job, network)
@@ -135,13 +126,13 @@ def _patch_rows_with_grid(job: Job, network: Any, arguments: tuple[str, ...]) ->
     width, height = _size(job, patch * merge)
     grid = torch.tensor([[1, height // patch, width // patch]] * (job.micro_batch * job.images))
     rows, channels = int(grid.prod(-1).sum()), channels_of(vision)
-    square = network.config.model_type in ("kimi_k25", "paddleocr_vl")
+    square = network.config.model_type in types_with("square_patches")
     shape = (rows, channels, patch, patch) if square else (rows, channels * frames * patch * patch)
     tensors = {"pixel_values": _empty_pixels(*shape), "image_grid_thw": grid}
     if "image_merge_sizes" in arguments:
         tensors["image_merge_sizes"] = torch.full((len(grid),), merge)
     tokens = (
-        None if network.config.model_type == "hunyuan_vl" else int(grid[0].prod()) // merge**2
+        None if network.config.model_type in types_with("tokens_told_by_network") else int(grid[0].prod()) // merge**2
     )  # it adds tokens to each row
     return Images(tensors=tensors, width=width, height=height, tokens=tokens)
 
@@ -167,7 +158,8 @@ def square(job: Job, network: Any) -> Images:
     """Return one image of the size that the vision tower was made for: LLaVA, PaliGemma, Gemma 3, InternVL, ..."""
     vision = vision_of(network.config)
     size = getattr(vision, "image_size", None) or getattr(vision, "resolution", None)
-    size = size or getattr(network.config, "image_size", None) or PROCESSED.get(network.config.model_type)
+    size = size or getattr(network.config, "image_size", None)
+    size = size or types_with("image_side").get(network.config.model_type)
     if size is None:
         raise CannotEstimate(
             f"{job.model.name}'s configuration states no image_size; give package.module:factory with batch(job)."
@@ -198,8 +190,8 @@ def _tiles(job: Job, network: Any) -> Images:
     tiles = math.ceil(width / side) * math.ceil(height / side)
     tiles += tiles > 1
     pixels = _empty_pixels(job.micro_batch, job.images * tiles, channels_of(config.vision_config), side, side)
-    each = (side // config.vision_config.patch_size // config.scale_factor) ** 2
-    return Images(tensors={"pixel_values": pixels}, width=width, height=height, tokens=tiles * each)
+    tokens_per_tile = (side // config.vision_config.patch_size // config.scale_factor) ** 2
+    return Images(tensors={"pixel_values": pixels}, width=width, height=height, tokens=tiles * tokens_per_tile)
 
 
 def _tiles_of_best_grid(job: Job, network: Any) -> Images:
@@ -263,8 +255,8 @@ def _images_per_row(job: Job, network: Any) -> Images:
     unit = pair(vision.patch_size)[0]
     width, height = (max(1, int(part * scale) // unit) * unit for part in (width, height))
     pixels = _empty_pixels(job.micro_batch, job.images, channels_of(vision), height, width)
-    each = network.config.perceiver_config.resampler_n_latents
-    return Images(tensors={"pixel_values": pixels}, width=width, height=height, tokens=each)
+    tokens = network.config.perceiver_config.resampler_n_latents
+    return Images(tensors={"pixel_values": pixels}, width=width, height=height, tokens=tokens)
 
 
 def _tiles_per_row(job: Job, network: Any) -> Images:
@@ -300,7 +292,7 @@ def _flat_patches(job: Job, network: Any) -> Images:
     """Return a fixed number of patches, each with its row and column before its pixels, as Pix2Struct takes them."""
     config = network.config
     vision = vision_of(config)
-    patches, side = FLAT_PATCHES[config.model_type], pair(getattr(vision, "patch_size", 16))[0]
+    patches, side = types_with("flat_patches")[config.model_type], pair(getattr(vision, "patch_size", 16))[0]
     width, height = _size(job, side)
     shape = (job.micro_batch, patches, 2 + channels_of(vision) * side**2)
     tensors = {"flattened_patches": _empty_pixels(*shape)}
@@ -338,9 +330,9 @@ def _merged_patches(job: Job, network: Any) -> Images:
     side = pair(vision.patch_size)[0] * _merged_patches_per_side(network.config, vision)
     width, height = _size(job, side)
     grid = torch.tensor([[1, height // side, width // side]] * (job.micro_batch * job.images))
-    each = int(grid[0].prod())
-    pixels = _empty_pixels(len(grid) * each, side, side, channels_of(vision))
-    return Images(tensors={"pixel_values": pixels, "image_grid_thw": grid}, width=width, height=height, tokens=each)
+    tokens = int(grid[0].prod())
+    pixels = _empty_pixels(len(grid) * tokens, side, side, channels_of(vision))
+    return Images(tensors={"pixel_values": pixels, "image_grid_thw": grid}, width=width, height=height, tokens=tokens)
 
 
 def _padded_patches(job: Job, network: Any) -> Images:
@@ -366,7 +358,7 @@ def _padded_patches(job: Job, network: Any) -> Images:
 
 def is_naflex(config: Any) -> bool:
     """Return True if the vision tower is SigLIP 2's, which takes images of any aspect ratio."""
-    return getattr(vision_of(config), "model_type", "") == "siglip2_vision_model"
+    return getattr(vision_of(config), "model_type", "") in types_with("naflex_towers")
 
 
 def _naflex_patches(job: Job, network: Any) -> Images:
@@ -384,8 +376,8 @@ def _naflex_patches(job: Job, network: Any) -> Images:
         "pixel_attention_mask": (torch.arange(most) < across * down).long().expand(count, -1).contiguous(),
         "spatial_shapes": torch.tensor([[down, across]] * count),
     }
-    each = across * down // downsampling**2
-    return Images(tensors=tensors, width=across * patch, height=down * patch, tokens=each)
+    tokens = across * down // downsampling**2
+    return Images(tensors=tensors, width=across * patch, height=down * patch, tokens=tokens)
 
 
 def _raw_patches(job: Job, network: Any) -> Images:
@@ -393,9 +385,9 @@ def _raw_patches(job: Job, network: Any) -> Images:
     config = network.config
     patch = config.patch_size
     width, height = _size(job, patch)
-    each = (width // patch) * (height // patch)
-    pixels = _empty_pixels(job.micro_batch, job.images * each, channels_of(config) * patch**2)
-    return Images(tensors={"pixel_values": pixels}, width=width, height=height, tokens=each)
+    tokens = (width // patch) * (height // patch)
+    pixels = _empty_pixels(job.micro_batch, job.images * tokens, channels_of(config) * patch**2)
+    return Images(tensors={"pixel_values": pixels}, width=width, height=height, tokens=tokens)
 
 
 def pair(size: Any) -> tuple[int, int]:
@@ -406,19 +398,17 @@ def pair(size: Any) -> tuple[int, int]:
 
 
 _LAYOUTS: Final[dict[str, Callable[[Any, Any], Images]]] = {
-    "deepseek_vl_hybrid": _two_resolutions,
-    "fuyu": _raw_patches,
-    "granite_docling": _tiles_per_row,
-    "idefics": _cross_attended,
-    "idefics2": _images_per_row,
-    "idefics3": _tiles,
-    "inkling2": _merged_patches,
-    "kosmos-2": _square_with_queries,
-    "kosmos-2.5": _flat_patches,
-    "llama4": _tiles_of_smallest_canvas,
-    "mllama": _tiles_with_aspect,
-    "nemotron_h_omni": _patch_rows_with_sizes,
-    "pix2struct": _flat_patches,
-    "smolvlm": _tiles,
+    "cross_attended": _cross_attended,
+    "flat_patches": _flat_patches,
+    "images_per_row": _images_per_row,
+    "merged_patches": _merged_patches,
+    "patch_rows_with_sizes": _patch_rows_with_sizes,
+    "raw_patches": _raw_patches,
+    "square_with_queries": _square_with_queries,
+    "tiles": _tiles,
+    "tiles_of_smallest_canvas": _tiles_of_smallest_canvas,
+    "tiles_per_row": _tiles_per_row,
+    "tiles_with_aspect": _tiles_with_aspect,
+    "two_resolutions": _two_resolutions,
 }
-"""Layouts of model types that cannot be told from the argument names of their code."""
+"""The layouts of the trait `image_layout`, for types whose layout cannot be told from the arguments of their code."""

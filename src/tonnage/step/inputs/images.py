@@ -24,7 +24,7 @@ from tonnage.step.inputs.image_shapes import (
 )
 from tonnage.step.inputs.text import Batch, ids, parameters, tokens, vocabulary
 from tonnage.step.remarks import remark
-from tonnage.units import counted
+from tonnage.units import pluralise
 
 if TYPE_CHECKING:
     from tonnage.job import Job
@@ -59,7 +59,7 @@ def and_text(job: Job, network: Any, dtype: torch.dtype) -> Batch:
         return batch
     images = make_images(job, network)
     if network not in _DESCRIPTIONS:
-        count = counted(job.images, "image")
+        count = pluralise(job.images, "image")
         length = _tokens_per_image(job, network, images)
         _DESCRIPTIONS[network] = _Description(count=count, width=images.width, height=images.height, tokens=length)
     if "input_ids" in batch:

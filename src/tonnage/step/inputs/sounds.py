@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from tonnage.catalog.families import types_with
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import IGNORED_LABEL
 from tonnage.step.inputs.asking import rows_of
@@ -46,7 +47,7 @@ def shape(config: Any, name: str) -> tuple[int, ...] | None:
         return (SECONDS * SAMPLES_PER_SECOND,)
     if getattr(audio, "num_stacked_frames", None):  # Fun-ASR keeps every sixth of its stacks
         return FRAMES // 6, bins * audio.num_stacked_frames
-    stacked = _SPECTRA_PER_FRAME.get(audio.model_type)
+    stacked = types_with("spectra_per_frame").get(audio.model_type)
     if stacked is not None and bins:
         return FRAMES // stacked, bins * stacked
     if getattr(audio, "subsampling_conv_channels", None):
@@ -58,17 +59,9 @@ def shape(config: Any, name: str) -> tuple[int, ...] | None:
     for field in ("input_dim", "feature_projection_input_dim"):
         if getattr(audio, field, None):
             return FRAMES // 2, getattr(audio, field)  # two spectra of 80 in a frame
-    if audio.model_type == "pop2piano":
+    if audio.model_type in types_with("embedded_spectra"):
         return FRAMES // 4, audio.d_model
     return (bins, FRAMES) if bins else None
-
-
-_SPECTRA_PER_FRAME: Final = {"lasr_encoder": 1, "granite_speech5_ctc": 4, "granite_speech5_encoder": 4}
-"""Spectra in a frame, for types with the time axis before the spectra."""
-
-
-_NEED_A_MASK: Final = ("parakeet_ctc", "lasr_ctc", "granite_speech5_ctc")
-"""Types whose forward takes an attention mask for the sound."""
 
 
 def is_heard_by(network: Any) -> bool:
@@ -87,7 +80,7 @@ def transcribed(job: Job, network: Any, dtype: torch.dtype) -> Batch:
         remark(network, f"a sound of {SECONDS} seconds has a transcript of {SPOKEN_TOKENS} tokens")
     labels = torch.randint(1, vocabulary(network.config), (job.micro_batch, length))
     sound = alone(job, network, dtype)
-    if network.config.model_type in _NEED_A_MASK:
+    if network.config.model_type in types_with("sound_mask"):
         sound["attention_mask"] = torch.ones(*next(iter(sound.values())).shape[:2], dtype=torch.bool)
     return {**sound, "labels": labels}
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from tonnage.catalog.families import types_with
 from tonnage.errors import CannotEstimate
 from tonnage.step.inputs import image_shapes, images, sounds
 from tonnage.step.inputs.text import Batch, ids, parameters, tokens
@@ -25,14 +26,6 @@ USUAL_SEGMENTED: Final = 512
 
 OBJECTS: Final = 8
 """Objects in an image for detection or segmentation; COCO's images have 7.3 on average (Lin et al. 2014)."""
-
-_DETECTION_SIZES: Final[dict[str, int | tuple[int, int]]] = {
-    **dict.fromkeys(("rt_detr", "rt_detr_v2", "d_fine", "deimv2", "lw_detr"), 640),
-    **dict.fromkeys(("pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4"), 800),
-    "rf_detr": 560,  # assumed: ten windows of 4 x 14 pixels; DETR's size, its processor's, is no multiple
-    **dict.fromkeys(("pp_ocrv5_mobile_det", "pp_ocrv5_server_det"), (736, 960)),  # `limit_side_len` 960, times of 32
-}
-"""Height and width that the processors of other types make of an image of 3:4."""
 
 
 def classified_images(job: Job, network: Any, dtype: torch.dtype) -> Batch:
@@ -64,7 +57,7 @@ def detected_objects(job: Job, network: Any, dtype: torch.dtype) -> Batch:
             f"{type(network).__name__} takes no labels and returns without a loss; give package.module:factory "
             "whose forward returns one."
         )
-    usual = _DETECTION_SIZES.get(network.config.model_type, USUAL_DETECTED)
+    usual = types_with("detection_size").get(network.config.model_type, USUAL_DETECTED)
     height, width = _size(job, network.config, usual)
     remark(network, f"images have {width} x {height} pixels and {OBJECTS} objects each")
     shape = (job.micro_batch, OBJECTS)
@@ -172,7 +165,7 @@ def pretraining(job: Job, network: Any, dtype: torch.dtype) -> Batch:
     if "next_sentence_label" in names or "sentence_order_label" in names:
         second = "next_sentence_label" if "next_sentence_label" in names else "sentence_order_label"
         return {**tokens(job, network), second: torch.zeros(job.micro_batch, dtype=torch.long)}
-    if network.config.model_type == "vit_mae":
+    if network.config.model_type in types_with("images_without_labels"):
         return images.alone(job, network, dtype)
     if network.main_input_name == "input_ids" and not {"pixel_values", "visual_embeds"} & {*names}:
         return tokens(job, network)

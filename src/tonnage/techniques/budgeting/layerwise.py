@@ -158,11 +158,11 @@ def _pair_exchanges(network: Network, chosen: Chosen, budget_bytes: int) -> Iter
                 yield tuple(exchanged)
 
 
-def _fastest_pair(one: Sequence[Way], other: Sequence[Way], room_bytes: int) -> Iterator[tuple[Way, Way]]:
+def _fastest_pair(ways: Sequence[Way], other_ways: Sequence[Way], room_bytes: int) -> Iterator[tuple[Way, Way]]:
     """Yield the two options with the fewest seconds that together keep at most so many bytes, if any do."""
     pairs: list[tuple[Way, Way]] = []
-    optimal = _pareto_optimal(other)
-    for way in one:
+    optimal = _pareto_optimal(other_ways)
+    for way in ways:
         number = bisect_right(optimal, room_bytes - way.kept, key=lambda beside: beside.kept)
         if number:
             pairs.append((way, optimal[number - 1]))

@@ -27,7 +27,7 @@ from tonnage.techniques.budgeting.recording import Layer
 
 
 class Action(Enum):
-    """What happens to an operation when the layer runs again."""
+    """The treatment of an operation when the layer runs again."""
 
     RUNS = 0
     KEPT = 1
@@ -67,7 +67,7 @@ def contexts(
 
 @dataclass(frozen=True)
 class _Shape:
-    """What uninitialised memory like a tensor's is make from."""
+    """Shape, dtype and device of a tensor, to allocate uninitialised memory like it."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]

@@ -12,19 +12,19 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.catalog.optimizers import OPTIMIZERS
 from tonnage.mesh import SHARDING
-from tonnage.techniques import choices, chosen, refusals
+from tonnage.techniques import chosen, refusals
 from tonnage.techniques.technique import Refusal, first_of
-from tonnage.trainers.engine import ANY, FILES, IMAGES, ROWS, SHAPES, Engine
-from tonnage.trainers.hf_trainer.run import (
-    alone_on_many,
-    kind_of_files,
-    mesh,
-    parted,
-    parts_or_whole,
-    resumed,
-    shared_without_fsdp,
+from tonnage.trainers.accelerate.plugin import (
+    checkpoint_kind,
+    checkpoint_settings,
+    parallelism_settings,
+    refuse_context_parallel,
+    refuse_resume,
+    refuse_sharded_files,
 )
+from tonnage.trainers.engine import ANY, FILES, IMAGES, ROWS, SHAPES, Engine, refuse_undivided
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,29 +42,32 @@ PLUGINS_OWN: Final = ("checkpointing", "activation_offload")
 """Options that its plugin for FSDP answers for where both are asked for (`moves_inputs`)."""
 
 MOVES: Final = "activation_checkpointing_offload"
-"""The plugin's word for it, since accelerate 1.15."""
+"""The plugin's name of that setting, since accelerate 1.15."""
 
 
 def moves_inputs(plan: Plan) -> bool:
-    """Whether all layers run again and their inputs wait on the host, in FSDP2."""
+    """Return whether all layers run again and their inputs wait on the host, in FSDP2."""
     return plan.shard in SHARDING and plan.checkpointing == "full" and plan.activation_offload == "cpu"
 
 
 def accepts(case: Case) -> Refusal | None:
-    """What the techniques themselves say."""
+    """Return what stands against the Accelerator, and against the techniques."""
     plan = case.plan
     return (
-        alone_on_many(plan, case.cluster)
-        or shared_without_fsdp(plan)
-        or parted(case.job, plan)
-        or resumed(case, "the Accelerator")
-        or _generated(case.job, plan)
+        refuse_undivided(plan, case.cluster)
+        or refuse_context_parallel(plan)
+        or refuse_sharded_files(case.job, plan)
+        or refuse_resume(case, "the Accelerator")
+        or _refuse_generate(case.job, plan)
         or first_of(refusals(case))
     )
 
 
-def _generated(job: Job, plan: Plan) -> Refusal | None:
-    """What fails on a card as well: `generate` wants logits, and whole weights of the network's own forward."""
+def _refuse_generate(job: Job, plan: Plan) -> Refusal | None:
+    """Return the refusal of what fails on a card as well.
+
+    `generate` wants logits, and whole weights of the network's own forward.
+    """
     if job.generate is None:
         return None
     technique = f"generate={job.generate}"
@@ -79,81 +82,84 @@ def _generated(job: Job, plan: Plan) -> Refusal | None:
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     """Prepare network, optimizer and loader together, then train."""
-    from tonnage.trainers import resume as earlier_runs
+    from tonnage.trainers import resume
 
     def run(job: Job, world: World, steps: int, folder: str) -> object:
-        earlier_runs.check_rank(job, plan, world)
-        return _trained(job, plan, world, steps, os.path.join(folder, "checkpoint"))
+        resume.check_rank(job, plan, world)
+        return _train(job, plan, world, steps, os.path.join(folder, "checkpoint"))
 
-    return earlier_runs.trained(job, world, steps, run, parts_or_whole(job, plan))
+    return resume.run_with_files(job, world, steps, run, checkpoint_kind(job, plan))
 
 
-def _trained(job: Job, plan: Plan, world: World, steps: int, checkpoint: str) -> object:
+def _train(job: Job, plan: Plan, world: World, steps: int, checkpoint: str) -> object:
     import torch
     from accelerate import Accelerator
 
     from tonnage.step.events import phase
-    from tonnage.trainers import common as given
+    from tonnage.trainers import common
 
-    given.launch(plan, world)
-    step = _described(job, plan, world)
+    common.launch(plan, world)
+    step = _make_step(job, plan, world)
     accelerator = Accelerator(
         mixed_precision=plan.compute_dtype if plan.precision.endswith("-mixed") else "no",
         **_accumulation(job, plan),
         **_sharding(job, plan, world),
     )
-    module = _network(step)
-    if plan.shard in SHARDING and (layers := given.divided(module)):
+    module = _build_network(step)
+    if plan.shard in SHARDING and (layers := common.layers_to_wrap(module)):
         accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = list(layers)
-    rows = given.Rows(step, module, given.rows_needed(step, steps))
-    loader = torch.utils.data.DataLoader(rows, batch_size=job.micro_batch, pin_memory=True, collate_fn=given.collated)
-    prepared: tuple[Any, Any, Any] = accelerator.prepare(module, _optimizer(step, module), loader)
+    rows = common.Rows(step, module, common.count_rows(step, steps))
+    loader = torch.utils.data.DataLoader(rows, batch_size=job.micro_batch, pin_memory=True, collate_fn=common.collate)
+    prepared: tuple[Any, Any, Any] = accelerator.prepare(module, _make_optimizer(step, module), loader)
     model, optimizer, batches = prepared
     if job.resume != "none":
         with phase("resume"):
             accelerator.load_state(checkpoint)
-    returned = given.Returned(plan.outputs)
+    output = common.KeptOutput(plan.outputs)
     for batch in batches:
-        with accelerator.accumulate(model), _shared(accelerator, batch, plan):
-            with given.contexts(step):
-                accelerator.backward(returned.loss_of(model(**batch)))
+        with accelerator.accumulate(model), _share_sequences(accelerator, batch, plan):
+            with common.contexts(step):
+                accelerator.backward(output.loss_of(model(**batch)))
             if plan.clip_grad_norm is not None and accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), plan.clip_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
-            returned.stepped()
+            output.end_step()
     if job.generate is not None:
-        with given.contexts(step):
-            given.generate(step, accelerator.unwrap_model(model), rows)
+        with common.contexts(step):
+            common.generate(step, accelerator.unwrap_model(model), rows)
     if job.save_checkpoint != "none":
         with phase("save"):
             accelerator.save_state(checkpoint)
     return prepared
 
 
-def _shared(accelerator: Any, batch: dict[str, Any], plan: Plan) -> AbstractContextManager[None]:
-    """As in accelerate's guide to context parallelism: labels are shifted before ranks get their parts."""
+def _share_sequences(accelerator: Any, batch: dict[str, Any], plan: Plan) -> AbstractContextManager[None]:
+    """Return accelerate's context in which ranks share sequences.
+
+    As in its guide to context parallelism, labels are shifted before ranks get their parts.
+    """
     from tonnage.techniques.context_parallel import placed
 
     if plan.cp == 1:
         return nullcontext()
     batch.update(placed(batch))
     parts = list(batch.values())
-    shared: AbstractContextManager[None] = accelerator.maybe_context_parallel(
+    context: AbstractContextManager[None] = accelerator.maybe_context_parallel(
         buffers=parts, buffer_seq_dims=[1] * len(parts), no_restore_buffers=set(parts)
     )
-    return shared
+    return context
 
 
-def _described(job: Job, plan: Plan, world: World) -> Step:
-    """All techniques of the plan but those that the Accelerator stands for."""
+def _make_step(job: Job, plan: Plan, world: World) -> Step:
+    """Return a Step with all techniques of the plan but those that the Accelerator stands for."""
     import torch
 
     from tonnage.step.step import Step
 
-    here = replace(world, device=torch.device("cuda", 0))  # quantized, a network says on which card it is
-    step = Step(job=job, plan=plan, world=here, initialise=False)
-    own = {*ACCELERATORS_OWN, *(PLUGINS_OWN if _by_plugin(plan) else ())}
+    on_card = replace(world, device=torch.device("cuda", 0))  # a quantized network asks which card it is on
+    step = Step(job=job, plan=plan, world=on_card, initialise=False)
+    own = {*ACCELERATORS_OWN, *(PLUGINS_OWN if _moves_by_plugin(plan) else ())}
     for technique in chosen(job, plan):
         if technique.option not in own:
             step = technique.apply(step)
@@ -168,23 +174,26 @@ def _accumulation(job: Job, plan: Plan) -> dict[str, Any]:
     return {"gradient_accumulation_plugin": GradientAccumulationPlugin(job.grad_accum, sync_each_batch=True)}
 
 
-def _by_plugin(plan: Plan) -> bool:
+def _moves_by_plugin(plan: Plan) -> bool:
     from accelerate import FullyShardedDataParallelPlugin
 
     return moves_inputs(plan) and MOVES in FullyShardedDataParallelPlugin.__dataclass_fields__
 
 
-def _network(step: Step) -> nn.Module:
-    from tonnage.trainers import common as given
+def _build_network(step: Step) -> nn.Module:
+    from tonnage.trainers import common
 
-    module = given.network(step)
+    module = common.build_network(step)
     for change in step.changes:
         module = change(module)
     return module
 
 
-def _optimizer(step: Step, module: nn.Module) -> Any:
-    """The plan's; nothing else may know the parameters that FSDP2 replaces, or they would stay on the card."""
+def _make_optimizer(step: Step, module: nn.Module) -> Any:
+    """Return the plan's optimizer.
+
+    Nothing else may refer to the parameters that FSDP2 replaces, or they would stay on the card.
+    """
     [(parameters, new)] = step.optimizer_parts(module)
     return new(parameters)
 
@@ -199,10 +208,10 @@ def _sharding(job: Job, plan: Plan, world: World) -> dict[str, Any]:
         reshard_after_forward=plan.shard != "zero2",
         cpu_offload=plan.param_offload == "cpu",
         auto_wrap_policy="transformer_based_wrap",
-        **({"activation_checkpointing": True, MOVES: True} if _by_plugin(plan) else {}),
-        **kind_of_files(job, plan),
+        **({"activation_checkpointing": True, MOVES: True} if _moves_by_plugin(plan) else {}),
+        **checkpoint_settings(job, plan),
     )
-    return {"fsdp_plugin": plugin, **mesh(plan, world)}
+    return {"fsdp_plugin": plugin, **parallelism_settings(plan, world)}
 
 
 ACCELERATE: Final = Engine(
@@ -221,7 +230,7 @@ ACCELERATE: Final = Engine(
         "precision": ("bf16-mixed", "bf16-true", "fp16-mixed", "fp32"),
         "weights_dtype": ANY,
         "base_dtype": ANY,
-        "optimizer": tuple(name for name in choices("optimizer") if name != "muon"),  # which is two optimizers
+        "optimizer": tuple(optimizer.name for optimizer in OPTIMIZERS if not optimizer.only_matrices),
         "clip_grad_norm": ANY,
         "accum_sync": ANY,
         "checkpointing": ANY,

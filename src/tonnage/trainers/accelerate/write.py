@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from tonnage.mesh import SHARDING
-from tonnage.trainers import installed, launching
+from tonnage.trainers import job_file, packages
 from tonnage.trainers.accelerate.run import MOVES, PLUGINS_OWN, moves_inputs
 from tonnage.trainers.engine import ANY
-from tonnage.trainers.hf_trainer.write import reread_job
 from tonnage.trainers.loop.write import LOOPS, WHY, loop_settings
-from tonnage.trainers.target import File, Target, Wish, Written, flat
+from tonnage.trainers.target import ExportRequest, File, Target, Written, flat, json_file
 
 if TYPE_CHECKING:
     from tonnage.job import Job
@@ -23,13 +22,14 @@ if TYPE_CHECKING:
 FILE: Final = "accelerate.yaml"
 
 MIXED: Final = {"bf16-mixed": "bf16", "fp16-mixed": "fp16"}
+"""accelerate's `mixed_precision` of each precision under autocast."""
 
 PLUGIN: Final = ("accelerate", "utils/dataclasses.py", "FullyShardedDataParallelPlugin")
-"""Where the fields are read."""
+"""The class whose fields are read."""
 
 
-def besides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
-    """What FSDP2's plugin has no words for: what layers keep that do not run again, and in older versions all."""
+def overrides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
+    """Return why FSDP2's plugin moves no activations: it moves inputs of layers that run again, in newer versions."""
     if plan.activation_offload != "cpu":
         return {}
     if not moves_inputs(plan):
@@ -37,59 +37,59 @@ def besides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
             "accelerate moves the inputs of layers that run again in FSDP2: shard zero2 or zero3, checkpointing full"
         )
         return {"activation_offload": (why, "none")}
-    known = installed.fields(*PLUGIN)
-    if known and MOVES not in known:
+    fields = packages.fields(*PLUGIN)
+    if fields and MOVES not in fields:
         return {"activation_offload": ("the installed accelerate keeps the inputs of layers on the card", "none")}
     return {}
 
 
-def write(wish: Wish) -> Written:
-    """accelerate.yaml, job.json and the script."""
-    said = settings(wish)
-    by_plugin = PLUGINS_OWN if moves_inputs(wish.plan) else ()
-    of_loop = {name: value for name, value in loop_settings(wish).items() if name not in by_plugin}
-    job = {**launching.job_settings(wish), **of_loop}
+def write(request: ExportRequest) -> Written:
+    """Return accelerate.yaml, job.json and the script."""
+    settings = cluster_config(request)
+    by_plugin = PLUGINS_OWN if moves_inputs(request.plan) else ()
+    loop = {name: value for name, value in loop_settings(request).items() if name not in by_plugin}
+    job = {**job_file.job_settings(request), **loop}
     return Written(
         files=(
-            file(said),
-            launching.document("job.json", job),
-            *launching.scripts(wish, "accelerate", "loop"),
+            yaml_file(settings),
+            json_file("job.json", job),
+            *job_file.scripts(request, "accelerate", "loop"),
         ),
-        command=(*launch(wish), "train.py"),
-        settings={**flat(said), **{f"job.{name}": value for name, value in flat(job).items()}},
-        notes=(*machines(wish), *launching.rows(wish)),
+        command=(*launch(request), "train.py"),
+        settings={**flat(settings), **{f"job.{name}": value for name, value in flat(job).items()}},
+        notes=(*note_machines(request), *job_file.note_rows(request)),
     )
 
 
-def file(said: Mapping[str, Any]) -> File:
-    """accelerate.yaml."""
-    return File(name=FILE, text=yaml.safe_dump({**FIXED, **said}, sort_keys=False))
+def yaml_file(settings: Mapping[str, Any]) -> File:
+    """Return accelerate.yaml with these settings."""
+    return File(name=FILE, text=yaml.safe_dump({**FIXED, **settings}, sort_keys=False))
 
 
 FIXED: Final = {"compute_environment": "LOCAL_MACHINE", "use_cpu": False, "debug": False}
-"""What every such file says."""
+"""Settings of every such file."""
 
 
-def settings(wish: Wish) -> dict[str, Any]:
-    """accelerate's ClusterConfig."""
-    cluster = wish.cluster
+def cluster_config(request: ExportRequest) -> dict[str, Any]:
+    """Return accelerate's ClusterConfig."""
+    cluster = request.cluster
     several = {"same_network": True, "rdzv_backend": "c10d", "main_process_ip": "HOST", "main_process_port": 29500}
     return {
-        "distributed_type": _kind(wish),
-        "mixed_precision": MIXED.get(wish.plan.precision, "no"),
+        "distributed_type": _distributed_type(request),
+        "mixed_precision": MIXED.get(request.plan.precision, "no"),
         "num_machines": cluster.nodes,
         "num_processes": cluster.gpus,
         **(several if cluster.nodes > 1 else {}),
-        **_sharding(wish),
+        **_sharding(request),
     }
 
 
-def _kind(wish: Wish) -> str:
-    return "FSDP" if wish.plan.shard in SHARDING else "NO" if wish.plan.shard == "none" else "MULTI_GPU"
+def _distributed_type(request: ExportRequest) -> str:
+    return "FSDP" if request.plan.shard in SHARDING else "NO" if request.plan.shard == "none" else "MULTI_GPU"
 
 
-def _sharding(wish: Wish) -> dict[str, Any]:
-    plan = wish.plan
+def _sharding(request: ExportRequest) -> dict[str, Any]:
+    plan = request.plan
     if plan.shard not in SHARDING:
         return {}
     fsdp = {
@@ -102,11 +102,11 @@ def _sharding(wish: Wish) -> dict[str, Any]:
     }
     if moves_inputs(plan):
         fsdp |= {"fsdp_activation_checkpointing": True, f"fsdp_{MOVES}": True}
-    if wish.seen is not None and wish.seen.layers:
-        fsdp["fsdp_transformer_layer_cls_to_wrap"] = ",".join(wish.seen.layers)
+    if request.image_row is not None and request.image_row.layers:
+        fsdp["fsdp_transformer_layer_cls_to_wrap"] = ",".join(request.image_row.layers)
     if plan.shard != "hsdp":
         return {"fsdp_config": fsdp}
-    axes = wish.axes
+    axes = request.axes
     mesh = {
         "parallelism_config_dp_replicate_size": axes.dp_replicate,
         "parallelism_config_dp_shard_size": axes.dp_shard,
@@ -114,41 +114,44 @@ def _sharding(wish: Wish) -> dict[str, Any]:
     return {"fsdp_config": fsdp, "parallelism_config": mesh}
 
 
-def launch(wish: Wish) -> tuple[str, ...]:
-    """`accelerate launch` with that file."""
-    machine = ("--machine_rank", "MACHINE") if wish.cluster.nodes > 1 else ()
+def launch(request: ExportRequest) -> tuple[str, ...]:
+    """Return the words of `accelerate launch` with that file."""
+    machine = ("--machine_rank", "MACHINE") if request.cluster.nodes > 1 else ()
     return ("accelerate", "launch", "--config_file", FILE, *machine)
 
 
-def machines(wish: Wish) -> tuple[str, ...]:
-    """What to know where there are several."""
-    if wish.cluster.nodes == 1:
+def note_machines(request: ExportRequest) -> tuple[str, ...]:
+    """Return what to know where there are several machines."""
+    if request.cluster.nodes == 1:
         return ()
     return (
-        f"Start it on each of the {wish.cluster.nodes} machines, MACHINE from 0; HOST is the first one's address.",
+        f"Start it on each of the {request.cluster.nodes} machines, MACHINE from 0; HOST is the first one's address.",
     )
 
 
 def reread(folder: Path) -> Mapping[str, Any]:
-    """Of the launcher, and of job.json."""
-    return {**reread_launch(folder), **reread_job(folder)}
+    """Return the settings that the launcher and our script made of the files."""
+    return {**reread_launch(folder), **job_file.reread_job(folder)}
 
 
 def reread_launch(folder: Path) -> dict[str, Any]:
-    """Of the ClusterConfig that `accelerate launch` reads; what it has no argument for, it forgets."""
+    """Return the ClusterConfig that `accelerate launch` reads.
+
+    Settings of a section that the launcher has no argument for are left out, because it ignores them.
+    """
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.commands.launch import launch_command_parser
 
     path = str(folder / FILE)
-    read = load_config_from_file(path)
+    config = load_config_from_file(path)
     known = vars(launch_command_parser().parse_args(["--config_file", path, "train.py"]))
-    found: dict[str, Any] = {}
-    for name, value in vars(read).items():
+    settings: dict[str, Any] = {}
+    for name, value in vars(config).items():
         if isinstance(value, dict):
-            found |= {f"{name}.{inner}": held for inner, held in value.items() if inner in known}
+            settings |= {f"{name}.{inner}": held for inner, held in value.items() if inner in known}
         else:
-            found[name] = getattr(value, "value", value)
-    return found
+            settings[name] = getattr(value, "value", value)
+    return settings
 
 
 ACCELERATE: Final = Target(
@@ -162,10 +165,10 @@ ACCELERATE: Final = Target(
         "param_offload": ("none", "cpu"),
     },
     why={**WHY, "shard=zero1": "accelerate divides by FSDP2 or DeepSpeed, not optimizer states alone"},
-    besides=besides,
+    overrides=overrides,
     engine="accelerate",
     scripted=True,
-    sees=True,
+    reads_images=True,
     write=write,
     reread=reread,
 )

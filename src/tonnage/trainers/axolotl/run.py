@@ -1,12 +1,14 @@
 """axolotl, as a preset: what it makes of a network before Hugging Face's Trainer, which it builds on, has it.
 
-axolotl wants a transformers of its own beside which little else installs, so its own code is not run here.  What its
-loader does besides loading (`ModelLoader` of axolotl 0.19) is: where it computes in bf16 it loads the weights in bf16
-and computes under autocast all the same; embeddings, head and norms become fp32, unless FSDP divides them, adapters
-are trained, or the attention is neither transformers' sdpa nor eager.  Layers are checkpointed by the network, also
-those that FSDP divides, whose weights stay as they were loaded: its own `fsdp2_prepare_model` stands in place of
-accelerate's, which makes them fp32 for autocast.  With adapters, what embeddings return requires gradients; its own
-LoRA kernels are off.
+axolotl needs a version of transformers of its own beside which few other packages can be installed, so its own code
+is not run here.  Its loader (`ModelLoader` of axolotl 0.19) does this besides loading:
+
+- Where it computes in bf16, it loads the weights in bf16 and computes under autocast all the same.
+- Embeddings, head and norms become fp32, unless FSDP divides them, adapters are trained, or the attention is neither
+  transformers' sdpa nor eager.
+- The network checkpoints the layers, also those that FSDP divides.  Their weights stay as they were loaded, because
+  axolotl's `fsdp2_prepare_model` replaces accelerate's, which makes them fp32 for autocast.
+- With adapters, the output of the embeddings requires gradients; its own LoRA kernels are off.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import TYPE_CHECKING, Final
 from tonnage.mesh import SHARDING
 from tonnage.techniques.technique import Refusal
 from tonnage.trainers.engine import ANY, FILES, IMAGES, Engine
-from tonnage.trainers.hf_trainer import run as hf_trainer
+from tonnage.trainers.hf_trainer.run import EXPRESSES, HF_TRAINER, run_trainer
+from tonnage.trainers.hf_trainer.run import accepts as trainer_accepts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,21 +30,22 @@ if TYPE_CHECKING:
     from tonnage.step.world import World
 
 EMBEDDINGS: Final = ("embed_tokens", "lm_head")
-"""In the names of modules that its loader takes for embeddings and head."""
+"""Parts of the names of modules that its loader takes for embeddings and head."""
 
 NORM: Final = "norm"
-"""In the names of those that it takes for norms."""
+"""Part of the names of modules that it takes for norms."""
 
 IN_FP32: Final = ("auto", "eager")
-"""Attention with which they become fp32: transformers' sdpa and eager."""
+"""Values of `attention` with which they become fp32: transformers' sdpa and eager."""
 
 
 def accepts(case: Case) -> Refusal | None:
-    """What it has no words for, and what stands against the Trainer."""
-    return _weights(case.job, case.plan) or hf_trainer.accepts(case)
+    """Return what axolotl has no setting for, or what stands against the Trainer."""
+    return _refuse_dtypes(case.job, case.plan) or trainer_accepts(case)
 
 
-def _weights(job: Job, plan: Plan) -> Refusal | None:
+def _refuse_dtypes(job: Job, plan: Plan) -> Refusal | None:
+    """Return the refusal of dtypes in which axolotl loads nothing."""
     if job.method == "full" and plan.precision == "bf16-mixed":
         return Refusal(
             technique=f"precision={plan.precision}",
@@ -64,7 +68,7 @@ def _weights(job: Job, plan: Plan) -> Refusal | None:
 
 
 def assumes(job: Job, plan: Plan) -> tuple[str, ...]:
-    """Of kernels that are not torch's."""
+    """Return what stands for kernels that are not torch's."""
     if plan.attention != "flash":
         return ()
     return (
@@ -73,38 +77,40 @@ def assumes(job: Job, plan: Plan) -> tuple[str, ...]:
 
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:
-    """The Trainer's steps of the network as axolotl hands it over."""
+    """Run the Trainer's steps with the network as axolotl hands it over."""
     autocast = plan.compute_dtype == "bf16" and (job.method != "full" or plan.shard not in SHARDING)
-    prepare = _with_input_gradients if job.method != "full" else _in_fp32 if _stay_fp32(job, plan) else None
-    said = {"bf16": autocast, "ddp_find_unused_parameters": False}
-    return hf_trainer.trained(job, plan, world, steps, prepare=prepare, by_fsdp=False, **said)
+    prepare = _require_input_gradients if job.method != "full" else _cast_to_fp32 if _has_fp32(job, plan) else None
+    arguments = {"bf16": autocast, "ddp_find_unused_parameters": False}
+    return run_trainer(job, plan, world, steps, prepare=prepare, by_fsdp=False, **arguments)
 
 
-def _stay_fp32(job: Job, plan: Plan) -> bool:
+def _has_fp32(job: Job, plan: Plan) -> bool:
+    """Return whether embeddings, head and norms become fp32."""
     return job.method == "full" and plan.shard not in SHARDING and plan.attention in IN_FP32
 
 
-def _in_fp32(network: nn.Module) -> nn.Module:
+def _cast_to_fp32(network: nn.Module) -> nn.Module:
+    """Cast embeddings, head and norms to fp32 in place."""
     import torch
 
     for name, part in network.named_modules():
-        embeds = any(word in name for word in EMBEDDINGS) and hasattr(part, "weight")
-        if embeds or NORM in name:
+        is_embedding = any(word in name for word in EMBEDDINGS) and hasattr(part, "weight")
+        if is_embedding or NORM in name:
             part.to(torch.float32)
     return network
 
 
-def _with_input_gradients(network: nn.Module) -> nn.Module:
-    """Through all layers, also those below the first adapter."""
+def _require_input_gradients(network: nn.Module) -> nn.Module:
+    """Have gradients go through all layers, also those below the first adapter."""
     network.get_base_model().enable_input_require_grads()
     return network
 
 
 AXOLOTL: Final = Engine(
     name="axolotl",
-    packages=hf_trainer.HF_TRAINER.packages,
+    packages=HF_TRAINER.packages,
     expresses={
-        **{option: words for option, words in hf_trainer.EXPRESSES.items() if option not in ("accum_sync", "cp")},
+        **{option: values for option, values in EXPRESSES.items() if option not in ("accum_sync", "cp")},
         **IMAGES,
         **FILES,
         "eval_batch": ANY,
@@ -114,7 +120,7 @@ AXOLOTL: Final = Engine(
     },
     accepts=accepts,
     unsaid=lambda job: {"precision": "bf16-true"} if job.method == "full" else {},
-    imports=hf_trainer.HF_TRAINER.imports,
+    imports=HF_TRAINER.imports,
     assumes=assumes,
     run=run,
 )

@@ -1,10 +1,11 @@
-"""axolotl: one YAML.  Written against the schema of axolotl 0.19.
+"""axolotl: one YAML file.  Written against the schema of axolotl 0.19.
 
-Where `bf16` is set, axolotl loads the weights in bf16 and computes under autocast: with adapters that is `bf16-mixed`
-(frozen bf16 weights, fp32 adapters), without them `bf16-true`, of which it keeps embeddings, head and norms in fp32
-unless FSDP divides them or the attention is neither sdpa nor eager (`ModelLoader._configure_embedding_dtypes`).  With
-adapters it casts the same to the dtype of computation, also those that PEFT's preparation for quantized weights has
-made fp32.
+Where `bf16` is set, axolotl loads the weights in bf16 and computes under autocast.
+
+- With adapters that is `bf16-mixed`: frozen bf16 weights, fp32 adapters.  Embeddings, head and norms are cast to the
+  dtype of computation, also where PEFT's preparation for quantized weights has made them fp32.
+- Without adapters it is `bf16-true`.  Embeddings, head and norms stay in fp32 unless FSDP divides them or the
+  attention is neither sdpa nor eager (`ModelLoader._configure_embedding_dtypes`).
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from tonnage.catalog.optimizers import words
 from tonnage.mesh import SHARDING
 from tonnage.trainers import finetuners, launching
-from tonnage.trainers.hf_trainer.run import OPTIMIZERS as TRAINERS
-from tonnage.trainers.target import Target, Wish, Written, flat
+from tonnage.trainers.target import ExportRequest, Target, Written, flat, without_none
 
 if TYPE_CHECKING:
     from tonnage.job import Job
@@ -26,20 +27,15 @@ if TYPE_CHECKING:
 
 FILE: Final = "axolotl.yaml"
 
-OPTIMIZERS: Final = {
-    **{name: said.get("optim", "adamw_torch_fused") for name, said in TRAINERS.items() if name != "sgd"},
-    "adamw-8bit-ao": "ao_adamw_8bit",
-    "adamw-4bit": "ao_adamw_4bit",
-    "adamw-fp8-ao": "ao_adamw_fp8",
-    "muon": "muon",
-}
+OPTIMIZERS: Final[Mapping[str, str]] = words("axolotl")
 """Its name of each optimizer: the Trainer's, and its own."""
 
 ATTENTION: Final = {"auto": "sdpa", "eager": "eager", "flex": "flex_attention", "flash": "flash_attention_2"}
-"""The last is the package flash-attn's, which keeps what torch's own kernel of that algorithm keeps."""
+"""transformers' name of each attention; the last is that of the package flash-attn, which keeps what torch's own
+kernel of that algorithm keeps."""
 
 KERNELS: Final = dict.fromkeys((f"lora_{part}_kernel" for part in ("mlp", "qkv", "o", "embedding")), False)
-"""Its own kernels around adapters, which it would turn on where nothing is said; they keep fewer activations."""
+"""Its own kernels around adapters, which it would turn on by default; they keep fewer activations."""
 
 LIGER: Final = {"plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_fused_linear_cross_entropy": True}
 
@@ -55,8 +51,8 @@ WHY: Final = {
 }
 
 
-def besides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
-    """bf16 with fp32 weights, for which it has no words; for frozen weights it is the other way round."""
+def overrides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
+    """Return what it does instead of bf16 with fp32 weights, or of bf16-true with frozen weights."""
     if job.method == "full" and plan.precision == "bf16-mixed":
         return {"precision": ("axolotl loads the weights in bf16 where it computes in bf16", "bf16-true")}
     if job.method != "full" and plan.precision == "bf16-true":
@@ -66,9 +62,9 @@ def besides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
     return {}
 
 
-def write(wish: Wish) -> Written:
-    """The YAML, with a place for the data."""
-    said = settings(wish)
+def write(request: ExportRequest) -> Written:
+    """Return the YAML file, with a place for the data."""
+    plan_settings = settings(request)
     data = {
         "datasets": [{"path": "DATA.jsonl", "ds_type": "json", "type": "completion"}],
         "sample_packing": False,
@@ -78,29 +74,32 @@ def write(wish: Wish) -> Written:
         "output_dir": "output",
     }
     return Written(
-        files=(finetuners.file(FILE, said, data),),
-        command=_command(wish),
-        settings=flat(said),
+        files=(finetuners.yaml_file(FILE, plan_settings, data),),
+        command=_command(request),
+        settings=flat(plan_settings),
         notes=(
-            *launching.several_machines(wish.cluster),
-            *_its_own_way(wish),
-            *launching.clipping(wish, "the Trainer's"),
+            *launching.note_machines(request.cluster),
+            *_note_differences(request),
+            *launching.note_clipping(request, "the Trainer's"),
             "DATA.jsonl in axolotl.yaml stands for your data.",
         ),
     )
 
 
-def _command(wish: Wish) -> tuple[str, ...]:
-    """Its launcher for a process that is alone; else, also of FSDP on one GPU, what `--launcher torchrun` starts."""
-    if wish.plan.shard == "none":
+def _command(request: ExportRequest) -> tuple[str, ...]:
+    """Return its launcher's command for a process without a group, else the command of `--launcher torchrun`.
+
+    FSDP needs a process group on one GPU as well.
+    """
+    if request.plan.shard == "none":
         return ("axolotl", "train", FILE, "--launcher", "python")
-    return (*launching.torchrun(wish.cluster, "-m", alone=False), "axolotl.cli.train", FILE)
+    return (*launching.torchrun(request.cluster, "-m", alone=False), "axolotl.cli.train", FILE)
 
 
-def _its_own_way(wish: Wish) -> tuple[str, ...]:
-    """What it does that the plan has no word for."""
-    plan = wish.plan
-    if wish.job.method != "full":
+def _note_differences(request: ExportRequest) -> tuple[str, ...]:
+    """Return what it does that the plan has no option for."""
+    plan = request.plan
+    if request.job.method != "full":
         return (
             "axolotl's own LoRA kernels are off (lora_*_kernel); with them it needs less.",
             *(() if plan.checkpointing != "none" else ("axolotl's first layer computes gradients of its inputs.",)),
@@ -113,13 +112,13 @@ def _its_own_way(wish: Wish) -> tuple[str, ...]:
     )
 
 
-def settings(wish: Wish) -> dict[str, Any]:
-    """What the plan says, by axolotl's keys."""
-    job, plan = wish.job, wish.plan
-    return launching.without_defaults(
+def settings(request: ExportRequest) -> dict[str, Any]:
+    """Return the plan's values by axolotl's keys."""
+    job, plan = request.job, request.plan
+    return without_none(
         {
-            "base_model": wish.model,
-            **finetuners.shared(wish),
+            "base_model": request.model,
+            **finetuners.shared_settings(request),
             "sequence_len": job.seq_len,
             "micro_batch_size": job.micro_batch,
             "bf16": plan.compute_dtype == "bf16",
@@ -130,7 +129,7 @@ def settings(wish: Wish) -> dict[str, Any]:
             "attn_implementation": ATTENTION[plan.attention],
             **(LIGER if plan.loss == "liger" else {}),
             **_adapters(job, plan),
-            **_sharding(wish),
+            **_sharding(request),
         }
     )
 
@@ -144,28 +143,28 @@ def _reentrant(plan: Plan) -> dict[str, bool] | None:
 def _adapters(job: Job, plan: Plan) -> dict[str, Any]:
     if job.method == "full":
         return {}
-    everywhere = job.lora_targets == ("all-linear",)
+    on_all_linear = job.lora_targets == ("all-linear",)
     return {
         "adapter": "qlora" if job.method == "qlora" and plan.quant != "int8" else "lora",
         "lora_r": job.lora_rank,
-        "lora_target_linear": True if everywhere else None,
-        "lora_target_modules": None if everywhere else list(job.lora_targets),
+        "lora_target_linear": True if on_all_linear else None,
+        "lora_target_modules": None if on_all_linear else list(job.lora_targets),
         **KERNELS,
-        **(_bits(plan) if job.method == "qlora" else {}),
+        **(_quantization(plan) if job.method == "qlora" else {}),
     }
 
 
-def _bits(plan: Plan) -> dict[str, Any]:
-    """It quantizes scales as well, unless told otherwise."""
+def _quantization(plan: Plan) -> dict[str, Any]:
+    """Return its settings of quantized weights; by default it quantizes the scales as well."""
     if plan.quant == "int8":
         return {"load_in_8bit": True}
     kind, _, double = plan.quant.partition("-")
-    chosen = {"bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": bool(double)}
-    return {"load_in_4bit": True, "bnb_config_kwargs": chosen}
+    options = {"bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": bool(double)}
+    return {"load_in_4bit": True, "bnb_config_kwargs": options}
 
 
-def _sharding(wish: Wish) -> dict[str, Any]:
-    plan, axes = wish.plan, wish.axes
+def _sharding(request: ExportRequest) -> dict[str, Any]:
+    plan, axes = request.plan, request.axes
     if plan.shard not in SHARDING:
         return {}
     replicas = {"dp_replicate_size": axes.dp_replicate} if plan.shard == "hsdp" else {}
@@ -183,15 +182,15 @@ def _sharding(wish: Wish) -> dict[str, Any]:
 
 
 def reread(folder: Path) -> Mapping[str, Any]:
-    """Of the object that its schema makes, plugins' parts included; keys that it does not know it drops."""
+    """Return the settings of the object that its schema makes, with those of plugins; it drops unknown keys."""
     from axolotl.integrations.base import PluginManager
     from axolotl.integrations.config import merge_input_args
 
-    said = yaml.safe_load((folder / FILE).read_text(encoding="utf-8"))
-    for plugin in said.get("plugins", ()):
+    settings = yaml.safe_load((folder / FILE).read_text(encoding="utf-8"))
+    for plugin in settings.get("plugins", ()):
         PluginManager.get_instance().register(plugin)
     _, kind = merge_input_args()
-    return flat(kind(**said).model_dump(mode="json", exclude_none=True))
+    return flat(kind(**settings).model_dump(mode="json", exclude_none=True))
 
 
 AXOLOTL: Final = Target(
@@ -203,7 +202,7 @@ AXOLOTL: Final = Target(
         "optimizer": tuple(OPTIMIZERS),
         "attention": tuple(ATTENTION),
     },
-    besides=besides,
+    overrides=overrides,
     why=WHY,
     engine="axolotl",
     write=write,

@@ -1,6 +1,6 @@
 """DeepSpeed: `deepspeed.initialize` with the ZeRO stage that the plan's `shard` names, and its own loop.
 
-A mixed precision is DeepSpeed's: weights and gradients in the compute dtype, no autocast, fp32 master weights and
+Mixed precision is DeepSpeed's: weights and gradients in the compute dtype, no autocast, fp32 master weights and
 moments in its optimizer.  docs/reference/engines.md has the bytes.
 """
 
@@ -11,15 +11,22 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.catalog.optimizers import words
 from tonnage.techniques.technique import Refusal
-from tonnage.trainers.engine import ANY, IMAGES, ROWS, SHAPES, Engine
-from tonnage.trainers.hf_trainer.run import shared_refusal
+from tonnage.trainers.engine import (
+    ANY,
+    IMAGES,
+    ROWS,
+    SHAPES,
+    Engine,
+    refuse_by_techniques,
+    refuse_undivided,
+)
 
 if TYPE_CHECKING:
     from torch import nn
 
     from tonnage.case import Case
-    from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step
@@ -28,59 +35,46 @@ if TYPE_CHECKING:
 STAGES: Final = {"none": 0, "ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 """The ZeRO stage of each `shard`."""
 
-OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
-    "adamw": {},
-    "adamw-loop": {"torch_adam": True, "foreach": False},
-    "adamw-foreach": {"torch_adam": True, "foreach": True},
-}
+OPTIMIZERS: Final[Mapping[str, Mapping[str, Any]]] = words("deepspeed")
 """Parameters of DeepSpeed's optimizer AdamW; `adamw` is FusedAdam on the card, DeepSpeedCPUAdam on the host."""
 
 BUFFER_ELEMENTS: Final = 100_000_000
-"""DeepSpeed's own size of a buffer through which parameters in files are read; a larger part wants a larger one."""
+"""DeepSpeed's default size of the buffer for parameters in files; a rank's part with more elements needs more."""
 
 PLACES: Final = ("offload_optimizer", "offload_param")
-"""What DeepSpeed's configuration calls where optimizer states and parameters rest."""
+"""The sections of DeepSpeed's configuration that say where optimizer states and parameters rest."""
 
 OWN: Final = ("optimizer", "loss", "optimizer_offload", "param_offload")
 """Options for which it has its own code."""
 
 
 def accepts(case: Case) -> Refusal | None:
-    """What DeepSpeed's stages cannot do together, and what the shared techniques say."""
+    """Return what DeepSpeed's stages cannot do together, or the first refusal of the shared techniques."""
     plan = case.plan
     return (
-        _replicated(plan, case.cluster)
-        or _offload(plan)
-        or _saved(case)
-        or _resumed(case.job, plan)
-        or shared_refusal(case, OWN)
+        refuse_undivided(plan, case.cluster, "choose shard ddp, zero1, zero2 or zero3")
+        or _refuse_offload(plan)
+        or _refuse_whole_files(case)
+        or _refuse_resume(case.job, plan)
+        or refuse_by_techniques(case, OWN)
     )
 
 
-def _replicated(plan: Plan, cluster: Cluster) -> Refusal | None:
-    if plan.shard == "none" and cluster.gpus > 1:
-        return Refusal(
-            technique="engine=deepspeed",
-            reason=f"on {cluster.gpus} GPUs it always divides or replicates",
-            instead="choose shard ddp, zero1, zero2 or zero3",
-        )
-    return None
-
-
-def _offload(plan: Plan) -> Refusal | None:
+def _refuse_offload(plan: Plan) -> Refusal | None:
+    """Return the refusal of an offload that the stage or the optimizer does not have."""
     if plan.param_offload != "none" and plan.shard != "zero3":
         return Refusal(
             technique=f"param-offload={plan.param_offload}",
             reason=f"DeepSpeed moves parameters in stage 3 only, and shard is {plan.shard}",
             instead="choose shard zero3, or optimizer-offload",
         )
-    if _optimizer_offload(plan) and STAGES[plan.shard] == 0:
+    if _offloads_optimizer(plan) and STAGES[plan.shard] == 0:
         return Refusal(
             technique=f"optimizer-offload={plan.optimizer_offload}",
             reason="it is a part of ZeRO, and there is none without shard zero1, zero2 or zero3",
             instead="choose shard zero2",
         )
-    if plan.optimizer != "adamw" and _optimizer_offload(plan):
+    if plan.optimizer != "adamw" and _offloads_optimizer(plan):
         return Refusal(
             technique=f"optimizer={plan.optimizer}",
             reason="states on the host want DeepSpeed's own AdamW",
@@ -89,7 +83,8 @@ def _offload(plan: Plan) -> Refusal | None:
     return None
 
 
-def _saved(case: Case) -> Refusal | None:
+def _refuse_whole_files(case: Case) -> Refusal | None:
+    """Return the refusal of whole files where the stage divides."""
     if case.job.save_checkpoint != "full" or STAGES[case.plan.shard] == 0 or case.cluster.gpus == 1:
         return None
     return Refusal(
@@ -99,8 +94,11 @@ def _saved(case: Case) -> Refusal | None:
     )
 
 
-def _resumed(job: Job, plan: Plan) -> Refusal | None:
-    """`load_checkpoint` reads all files to the host, and copies those of tensors in files as they are."""
+def _refuse_resume(job: Job, plan: Plan) -> Refusal | None:
+    """Return the refusal of what `load_checkpoint` does not do.
+
+    It reads all files to the host, and copies those of tensors in files as they are.
+    """
     if job.resume == "none":
         return None
     if job.resume == "gpu":
@@ -113,90 +111,91 @@ def _resumed(job: Job, plan: Plan) -> Refusal | None:
     return Refusal(technique=f"resume={job.resume}", reason=reason, instead=instead)
 
 
-def _optimizer_offload(plan: Plan) -> bool:
-    """With its parameters, the optimizer goes to the host as well."""
+def _offloads_optimizer(plan: Plan) -> bool:
+    """Return whether the optimizer is on the host: with its parameters it goes there as well."""
     return (plan.param_offload, plan.optimizer_offload) != ("none", "none")
 
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:
-    """As in DeepSpeed's documentation: initialize, then forward, backward and step for every micro-batch."""
-    from tonnage.trainers import resume as earlier_runs
+    """Train as in DeepSpeed's documentation: initialize, then forward, backward and step for every micro-batch."""
+    from tonnage.trainers import resume
 
     def run(job: Job, world: World, steps: int, folder: str) -> object:
         import deepspeed
 
-        from tonnage.trainers import common as given
+        from tonnage.trainers import common
 
-        os.environ.update(given.launcher_variables(world))
+        os.environ.update(common.launcher_variables(world))
         deepspeed.init_distributed(dist_backend="nccl")
-        step = given.described(job, plan, world)
-        config = settings(job, plan, _swapping(step, plan, world, folder))
-        return _trained(step, plan, config, steps, os.path.join(folder, "checkpoint"))
+        step = common.network_step(job, plan, world)
+        config = settings(job, plan, _swap_settings(step, plan, world, folder))
+        return _train(step, plan, config, steps, os.path.join(folder, "checkpoint"))
 
-    return earlier_runs.trained(job, world, steps, run, kept="sharded")
+    return resume.run_with_files(job, world, steps, run, kind="sharded")
 
 
-def _trained(step: Step, plan: Plan, config: dict[str, Any], steps: int, checkpoint: str) -> object:
+def _train(step: Step, plan: Plan, config: dict[str, Any], steps: int, checkpoint: str) -> object:
     import deepspeed
     import torch
 
     from tonnage.step.events import phase
     from tonnage.techniques.precision import dtype
-    from tonnage.trainers import common as given
+    from tonnage.trainers import common
 
     job = step.job
-    module = _network(step, plan, config)
+    module = _build_network(step, plan, config)
     engine, *_ = deepspeed.initialize(
         model=module, model_parameters=[p for p in module.parameters() if p.requires_grad], config=config
     )
     if job.resume != "none":
         with phase("resume"):
             engine.load_checkpoint(checkpoint)
-    takes = dtype(plan.compute_dtype)  # there is no autocast to cast what the network sees and hears
-    rows = given.Rows(step, module, given.rows_needed(step, steps), takes)
-    loader = torch.utils.data.DataLoader(rows, batch_size=job.micro_batch, pin_memory=True, collate_fn=given.collated)
-    returned = given.Returned(plan.outputs)
-    with given.contexts(step):
+    images_dtype = dtype(plan.compute_dtype)  # there is no autocast to cast images and sounds
+    rows = common.Rows(step, module, common.count_rows(step, steps), images_dtype)
+    loader = torch.utils.data.DataLoader(rows, batch_size=job.micro_batch, pin_memory=True, collate_fn=common.collate)
+    output = common.KeptOutput(plan.outputs)
+    with common.contexts(step):
         for _, batch in zip(range(steps * job.grad_accum), loader, strict=False):
-            loss = returned.loss_of(engine(**{name: tensor.to(engine.device) for name, tensor in batch.items()}))
+            loss = output.loss_of(engine(**{name: tensor.to(engine.device) for name, tensor in batch.items()}))
             engine.backward(loss)
             engine.step()
-            returned.stepped()
+            output.end_step()
         if job.generate is not None:
-            given.generate(step, engine.module, rows)
+            common.generate(step, engine.module, rows)
     if job.save_checkpoint != "none":
         with phase("save"):
             engine.save_checkpoint(checkpoint)
     return engine
 
 
-def _network(step: Step, plan: Plan, config: dict[str, Any]) -> nn.Module:
-    """On the host; for stage 3 made on the card, layer by layer under `deepspeed.zero.Init`, which divides it."""
+def _build_network(step: Step, plan: Plan, config: dict[str, Any]) -> nn.Module:
+    """Return the network on the host; for stage 3 it is made on the card and divided layer by layer."""
     import torch
 
     from tonnage.techniques.checkpointing import CHECKPOINTING
-    from tonnage.trainers import common as given
+    from tonnage.trainers import common
 
-    with _divided(plan, config):
-        module = given.network(step, torch.device("cuda") if plan.shard == "zero3" else None)
-    module = given.adapted(module, step)
+    with _dividing(plan, config):
+        module = common.build_network(step, torch.device("cuda") if plan.shard == "zero3" else None)
+    module = common.add_adapters(module, step)
     if CHECKPOINTING.chosen(step.job, plan):
         for change in CHECKPOINTING.apply(step).changes:
             module = change(module)
     return module
 
 
-def _divided(plan: Plan, config: dict[str, Any]) -> AbstractContextManager[Any]:
+def _dividing(plan: Plan, config: dict[str, Any]) -> AbstractContextManager[Any]:
+    """Return `deepspeed.zero.Init` for stage 3, in which modules are divided as they are made."""
     if plan.shard != "zero3":
         return nullcontext()
     import deepspeed
 
-    made: AbstractContextManager[Any] = deepspeed.zero.Init(config_dict_or_path=config)
-    return made
+    context: AbstractContextManager[Any] = deepspeed.zero.Init(config_dict_or_path=config)
+    return context
 
 
-def _swapping(step: Step, plan: Plan, world: World, folder: str) -> dict[str, dict[str, Any]]:
-    """What DeepSpeed has to know of its files: where they are, and how much a buffer must hold of a parameter."""
+def _swap_settings(step: Step, plan: Plan, world: World, folder: str) -> dict[str, dict[str, Any]]:
+    """Return DeepSpeed's settings of its files: where they are, and how much a buffer must hold of a parameter."""
     if plan.param_offload != "nvme":
         return {"offload_optimizer": {"nvme_path": folder}}
     import torch
@@ -208,14 +207,14 @@ def _swapping(step: Step, plan: Plan, world: World, folder: str) -> dict[str, di
     )
     largest = max(models.elements(parameter) for parameter in network.parameters())
     size = max(BUFFER_ELEMENTS, -(-largest // world.size))
-    where = {"nvme_path": folder}
-    return {"offload_optimizer": where, "offload_param": {**where, "buffer_size": size}}
+    path = {"nvme_path": folder}
+    return {"offload_optimizer": path, "offload_param": {**path, "buffer_size": size}}
 
 
-def settings(job: Job, plan: Plan, swapping: Mapping[str, dict[str, Any]] | None = None) -> dict[str, Any]:
-    """DeepSpeed's configuration; sizes of buckets and whatever else is not named stay its defaults.
+def settings(job: Job, plan: Plan, swap_settings: Mapping[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Return DeepSpeed's configuration; sizes of buckets and whatever else is not named stay its defaults.
 
-    `swapping`: what it has to know, by place, of tensors in files.
+    `swap_settings` are those of tensors in files, by the section of PLACES.
     """
     return {
         "train_micro_batch_size_per_gpu": job.micro_batch,
@@ -224,17 +223,17 @@ def settings(job: Job, plan: Plan, swapping: Mapping[str, dict[str, Any]] | None
         "fp16": {"enabled": plan.precision == "fp16-mixed"},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, **OPTIMIZERS[plan.optimizer]}},
         "gradient_clipping": float(plan.clip_grad_norm or 0),
-        "zero_optimization": {"stage": STAGES[plan.shard], **_places(plan, swapping or {})},
+        "zero_optimization": {"stage": STAGES[plan.shard], **_places(plan, swap_settings or {})},
     }
 
 
-def _places(plan: Plan, swapping: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Where states and parameters rest; with its parameters, the optimizer's states go there."""
+def _places(plan: Plan, swap_settings: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return where states and parameters rest; the optimizer's states go where the parameters are."""
     states = plan.param_offload if plan.optimizer_offload == "none" else plan.optimizer_offload
-    places = dict(zip(PLACES, (states, plan.param_offload), strict=True))
+    devices = dict(zip(PLACES, (states, plan.param_offload), strict=True))
     return {
-        name: {"device": device, "pin_memory": True, **(swapping.get(name, {}) if device == "nvme" else {})}
-        for name, device in places.items()
+        name: {"device": device, "pin_memory": True, **(swap_settings.get(name, {}) if device == "nvme" else {})}
+        for name, device in devices.items()
         if device != "none"
     }
 

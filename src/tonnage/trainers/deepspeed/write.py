@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from tonnage.techniques.precision import DTYPE_NAMES
-from tonnage.trainers import launching
-from tonnage.trainers.deepspeed import run as engine
+from tonnage.trainers import job_file
+from tonnage.trainers.deepspeed.run import EXPRESSES, PLACES, settings
 from tonnage.trainers.engine import IMAGES
-from tonnage.trainers.hf_trainer.write import reread_job
-from tonnage.trainers.target import Target, Wish, Written, flat
+from tonnage.trainers.target import ExportRequest, Target, Written, flat, json_file, without_none
 
 FILE: Final = "ds_config.json"
 
-FILES: Final = "swapped"
+SWAP_FOLDER: Final = "swapped"
 """The folder beside the script for tensors in files."""
 
 WHY: Final = {
@@ -28,82 +27,84 @@ WHY: Final = {
 }
 
 
-def write(wish: Wish) -> Written:
-    """ds_config.json, job.json and the script."""
-    said = engine.settings(wish.job, wish.plan, {name: {"nvme_path": FILES} for name in engine.PLACES})
-    job = launching.without_defaults(
+def write(request: ExportRequest) -> Written:
+    """Return ds_config.json, job.json and the script."""
+    config = settings(request.job, request.plan, {name: {"nvme_path": SWAP_FOLDER} for name in PLACES})
+    job = without_none(
         {
-            **launching.job_settings(wish, DTYPE_NAMES[wish.plan.compute_dtype]),  # there is no autocast
-            "checkpointing": None if wish.plan.checkpointing == "none" else wish.plan.checkpointing,
+            **job_file.job_settings(request, DTYPE_NAMES[request.plan.compute_dtype]),  # there is no autocast
+            "checkpointing": None if request.plan.checkpointing == "none" else request.plan.checkpointing,
         }
     )
     return Written(
         files=(
-            launching.document(FILE, said),
-            launching.document("job.json", job),
-            *launching.scripts(wish, "deepspeed", "loop"),
+            json_file(FILE, config),
+            json_file("job.json", job),
+            *job_file.scripts(request, "deepspeed", "loop"),
         ),
-        command=("deepspeed", *_machines(wish), "--num_gpus", str(wish.cluster.gpus_per_node), "train.py"),
-        settings={**flat(said), **{f"job.{name}": value for name, value in flat(job).items()}},
-        notes=(*_hosts(wish), *_folder(wish), *launching.rows(wish)),
+        command=("deepspeed", *_host_options(request), "--num_gpus", str(request.cluster.gpus_per_node), "train.py"),
+        settings={**flat(config), **{f"job.{name}": value for name, value in flat(job).items()}},
+        notes=(*_note_hosts(request), *_note_swapping(request), *job_file.note_rows(request)),
     )
 
 
-def _machines(wish: Wish) -> tuple[str, ...]:
-    return ("--hostfile", "HOSTFILE", "--num_nodes", str(wish.cluster.nodes)) if wish.cluster.nodes > 1 else ()
+def _host_options(request: ExportRequest) -> tuple[str, ...]:
+    return ("--hostfile", "HOSTFILE", "--num_nodes", str(request.cluster.nodes)) if request.cluster.nodes > 1 else ()
 
 
-def _hosts(wish: Wish) -> tuple[str, ...]:
-    if wish.cluster.nodes == 1:
+def _note_hosts(request: ExportRequest) -> tuple[str, ...]:
+    if request.cluster.nodes == 1:
+        return ()
+    nodes, gpus = request.cluster.nodes, request.cluster.gpus_per_node
+    return (f"HOSTFILE lists the {nodes} machines, a line each: NAME slots={gpus}.",)
+
+
+def _note_swapping(request: ExportRequest) -> tuple[str, ...]:
+    if "nvme" not in (request.plan.optimizer_offload, request.plan.param_offload):
         return ()
     return (
-        f"HOSTFILE lists the {wish.cluster.nodes} machines, a line each: NAME slots={wish.cluster.gpus_per_node}.",
-    )
-
-
-def _folder(wish: Wish) -> tuple[str, ...]:
-    if "nvme" not in (wish.plan.optimizer_offload, wish.plan.param_offload):
-        return ()
-    return (
-        f"nvme_path is the folder {FILES}; name one on a local disk. Where a rank's part of a parameter has more "
-        "than 1e8 elements, offload_param wants a buffer_size of as many.",
+        f"nvme_path is the folder {SWAP_FOLDER}; name one on a local disk. Where a rank's part of a parameter has "
+        "more than 1e8 elements, offload_param needs a buffer_size of as many.",
     )
 
 
 def reread(folder: Path) -> Mapping[str, Any]:
-    """Of DeepSpeedConfig, whose parts have names of their own; unknown keys at the top it takes silently."""
+    """Return the settings of DeepSpeedConfig, whose sections have names of their own.
+
+    It ignores unknown keys at the top.
+    """
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    made = DeepSpeedConfig(json.loads((folder / FILE).read_text(encoding="utf-8")))
-    zero = made.zero_config
-    found = {
-        "train_micro_batch_size_per_gpu": made.train_micro_batch_size_per_gpu,
-        "gradient_accumulation_steps": made.gradient_accumulation_steps,
-        "bf16.enabled": made.bfloat16_config.enabled,
-        "fp16.enabled": made.float16_config.enabled,
-        "optimizer.type": {"adamw": "AdamW"}.get(made.optimizer_name, made.optimizer_name),
-        **{f"optimizer.params.{name}": value for name, value in (made.optimizer_params or {}).items()},
-        "gradient_clipping": made.gradient_clipping,
+    parsed = DeepSpeedConfig(json.loads((folder / FILE).read_text(encoding="utf-8")))
+    zero = parsed.zero_config
+    settings_read = {
+        "train_micro_batch_size_per_gpu": parsed.train_micro_batch_size_per_gpu,
+        "gradient_accumulation_steps": parsed.gradient_accumulation_steps,
+        "bf16.enabled": parsed.bfloat16_config.enabled,
+        "fp16.enabled": parsed.float16_config.enabled,
+        "optimizer.type": {"adamw": "AdamW"}.get(parsed.optimizer_name, parsed.optimizer_name),
+        **{f"optimizer.params.{name}": value for name, value in (parsed.optimizer_params or {}).items()},
+        "gradient_clipping": parsed.gradient_clipping,
         "zero_optimization.stage": int(zero.stage),
     }
-    for name in engine.PLACES:
+    for name in PLACES:
         place = getattr(zero, name)
         if place is not None:
             if place.nvme_path is not None:
-                found[f"zero_optimization.{name}.nvme_path"] = str(place.nvme_path)
-            found[f"zero_optimization.{name}.device"] = getattr(place.device, "value", place.device)
-            found[f"zero_optimization.{name}.pin_memory"] = place.pin_memory
-    return {**found, **reread_job(folder)}
+                settings_read[f"zero_optimization.{name}.nvme_path"] = str(place.nvme_path)
+            settings_read[f"zero_optimization.{name}.device"] = getattr(place.device, "value", place.device)
+            settings_read[f"zero_optimization.{name}.pin_memory"] = place.pin_memory
+    return {**settings_read, **job_file.reread_job(folder)}
 
 
 DEEPSPEED: Final = Target(
     name="deepspeed",
     packages=("deepspeed", "transformers"),
-    expresses={**engine.EXPRESSES, **IMAGES},
+    expresses={**EXPRESSES, **IMAGES},
     why=WHY,
     engine="deepspeed",
     scripted=True,
-    sees=True,
+    reads_images=True,
     write=write,
     reread=reread,
 )

@@ -1,6 +1,6 @@
 """Hugging Face's Trainer: TrainingArguments with its own defaults, `Trainer.train()`.
 
-What the plan has no word for stays as the Trainer has it: the loss on fp32 logits, gradients clipped at norm 1.0,
+What the plan has no option for stays as the Trainer has it: the loss on fp32 logits, gradients clipped at norm 1.0,
 outputs cast to fp32 by accelerate, fused AdamW.  docs/reference/engines.md has what that does to memory.
 """
 
@@ -13,48 +13,40 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.catalog.optimizers import find_optimizer, words
 from tonnage.errors import CannotEstimate
-from tonnage.mesh import SHARDING, axes
-from tonnage.techniques import chosen
-from tonnage.techniques.low_bit import BITSANDBYTES
+from tonnage.mesh import SHARDING
 from tonnage.techniques.technique import Refusal, first_of
-from tonnage.trainers.engine import ANY, FILES, IMAGES, ROWS, SHAPES, Engine, installed
+from tonnage.trainers.accelerate.plugin import (
+    checkpoint_kind,
+    checkpoint_settings,
+    parallelism_settings,
+    refuse_context_parallel,
+    refuse_resume,
+    refuse_sharded_files,
+)
+from tonnage.trainers.engine import (
+    ANY,
+    FILES,
+    IMAGES,
+    ROWS,
+    SHAPES,
+    Engine,
+    refuse_by_techniques,
+    refuse_undivided,
+)
+from tonnage.trainers.packages import installed
 
 if TYPE_CHECKING:
     from torch import nn
 
     from tonnage.case import Case
-    from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.world import World
 
-OPTIMIZERS: Final[Mapping[str, Mapping[str, str]]] = {
-    "adamw": {},
-    "adamw-foreach": {"optim": "adamw_torch"},
-    "adamw-fused": {"optim": "adamw_torch_fused"},
-    "adamw-8bit": {"optim": "adamw_bnb_8bit"},
-    "adamw-8bit-ao": {"optim": "adamw_torch_8bit"},
-    "adamw-4bit": {"optim": "adamw_torch_4bit"},
-    "paged-adamw": {"optim": "paged_adamw_32bit"},
-    "paged-adamw-8bit": {"optim": "paged_adamw_8bit"},
-    "lion": {"optim": "lion_32bit"},
-    "lion-8bit": {"optim": "lion_8bit"},
-    "adafactor": {"optim": "adafactor"},
-    "sgd": {"optim": "sgd", "optim_args": "momentum=0.9"},
-    "sgd-plain": {"optim": "sgd"},
-}
+OPTIMIZERS: Final[Mapping[str, Mapping[str, str]]] = words("hf_trainer")
 """TrainingArguments for each optimizer; `adamw` is the Trainer's own default."""
-
-OPTIMIZER_PACKAGES: Final = {
-    "adamw-8bit": "bitsandbytes",
-    "adamw-8bit-ao": "torchao",
-    "adamw-4bit": "torchao",
-    "paged-adamw": "bitsandbytes",
-    "paged-adamw-8bit": "bitsandbytes",
-    "lion": "bitsandbytes",
-    "lion-8bit": "bitsandbytes",
-}
 
 LOSSES: Final = {"loss": ("plain", "liger")}
 """The network's own, or Liger's with Liger's other kernels, as `use_liger_kernel` has them all."""
@@ -83,90 +75,33 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 EACH_BATCH: Final = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
-"""Of `accelerator_config`: gradients are averaged after each micro-batch."""
+"""Fields of `accelerator_config` that have gradients averaged after each micro-batch."""
 
 LAYERS: Final = "FSDP_TRANSFORMER_CLS_TO_WRAP"
-"""The variable by which `accelerate launch` says which classes of layers FSDP divides."""
+"""The variable by which `accelerate launch` tells FSDP which classes of layers to divide."""
 
 
 def accepts(case: Case) -> Refusal | None:
-    """What is known of the Trainer, and of the techniques whose code it shares."""
+    """Return what stands against the Trainer, and against the techniques whose code it shares."""
     plan = case.plan
     return (
-        alone_on_many(plan, case.cluster)
-        or _nothing_to_offload(plan)
-        or _optimizer_of_whole(plan)
-        or parted(case.job, plan)
-        or resumed(case, "the Trainer")
-        or _without_a_scale(case.job, plan)
-        or shared_without_fsdp(plan)
-        or _liger_missing(plan)
-        or first_of((shared_refusal(case), _optimizer_missing(plan)))
+        refuse_undivided(plan, case.cluster)
+        or _refuse_offload_alone(plan)
+        or _refuse_optimizer_under_fsdp(plan)
+        or refuse_sharded_files(case.job, plan)
+        or refuse_resume(case, "the Trainer")
+        or _refuse_resume_without_scale(case.job, plan)
+        or refuse_context_parallel(plan)
+        or _refuse_missing_liger(plan)
+        or first_of((refuse_by_techniques(case), _refuse_missing_optimizer(plan)))
     )
 
 
-def alone_on_many(plan: Plan, cluster: Cluster) -> Refusal | None:
-    if plan.shard == "none" and cluster.gpus > 1:
-        return Refusal(
-            technique=f"engine={plan.engine}",
-            reason=f"on {cluster.gpus} GPUs it always divides or replicates",
-            instead="choose shard ddp or zero3",
-        )
-    return None
+def _refuse_resume_without_scale(job: Job, plan: Plan) -> Refusal | None:
+    """Return the refusal of resuming with fp16-mixed under FSDP2.
 
-
-def shared_without_fsdp(plan: Plan) -> Refusal | None:
-    if plan.cp == 1 or plan.shard in SHARDING:
-        return None
-    return Refusal(
-        technique=f"cp={plan.cp}",
-        reason=f"accelerate has ranks share sequences under FSDP2 alone, and shard is {plan.shard}",
-        instead="choose shard zero3",
-    )
-
-
-def parted(job: Job, plan: Plan) -> Refusal | None:
-    """Parts are those of FSDP2."""
-    if job.save_checkpoint != "sharded" or plan.shard in SHARDING:
-        return None
-    return Refusal(
-        technique=f"save-checkpoint={job.save_checkpoint}",
-        reason=f"what shard {plan.shard} has is whole on each rank",
-        instead="choose save-checkpoint full, or shard zero3",
-    )
-
-
-def parts_or_whole(job: Job, plan: Plan) -> str:
-    """What is saved and resumed from, as in `save_checkpoint`; by default the Trainer has whole files of what FSDP2
-    divides, and accelerate's own plugin parts."""
-    if plan.shard not in SHARDING:
-        return "full"
-    if job.save_checkpoint != "none":
-        return job.save_checkpoint
-    return "sharded" if plan.engine == "accelerate" else "full"
-
-
-def kind_of_files(job: Job, plan: Plan) -> dict[str, Any]:
-    """The same in the words of its FSDP plugin, where anything is saved or resumed."""
-    if (job.save_checkpoint, job.resume) == ("none", "none"):
-        return {}
-    return {"state_dict_type": f"{parts_or_whole(job, plan).upper()}_STATE_DICT"}
-
-
-def resumed(case: Case, who: str) -> Refusal | None:
-    """Where a file's states are brought is the choice of `who` (`_load_optimizer_and_scheduler`, `load_state`)."""
-    place = "gpu" if case.plan.shard == "ddp" and case.cluster.gpus > 1 else "cpu"
-    if case.job.resume in ("none", place):
-        return None
-    return Refusal(
-        technique=f"resume={case.job.resume}",
-        reason=f"under shard {case.plan.shard} {who} has states brought to the {place.upper()}",
-        instead=f"choose resume {place}",
-    )
-
-
-def _without_a_scale(job: Job, plan: Plan) -> Refusal | None:
-    """torch makes FSDP2's states by a step, for which accelerate's scaler has no scale before the first loss."""
+    torch makes FSDP2's states by a step, for which accelerate's scaler has no scale before the first loss.
+    """
     if job.resume == "none" or plan.precision != "fp16-mixed" or plan.shard not in SHARDING:
         return None
     return Refusal(
@@ -176,7 +111,8 @@ def _without_a_scale(job: Job, plan: Plan) -> Refusal | None:
     )
 
 
-def _nothing_to_offload(plan: Plan) -> Refusal | None:
+def _refuse_offload_alone(plan: Plan) -> Refusal | None:
+    """Return the refusal of offloaded activations without checkpointing."""
     if plan.activation_offload != "cpu" or plan.checkpointing != "none":
         return None
     return Refusal(
@@ -186,18 +122,20 @@ def _nothing_to_offload(plan: Plan) -> Refusal | None:
     )
 
 
-def _optimizer_missing(plan: Plan) -> Refusal | None:
-    package = OPTIMIZER_PACKAGES.get(plan.optimizer)
-    if package is None or installed(package) is not None:
+def _refuse_missing_optimizer(plan: Plan) -> Refusal | None:
+    """Return the refusal of an optimizer whose library is not installed."""
+    library = find_optimizer(plan.optimizer).library
+    if library == "torch" or installed(library) is not None:
         return None
     return Refusal(
         technique=f"optimizer={plan.optimizer}",
-        reason=f"the package {package} is not installed",
-        instead=f"pip install {package}",
+        reason=f"the package {library} is not installed",
+        instead=f"pip install {library}",
     )
 
 
-def _liger_missing(plan: Plan) -> Refusal | None:
+def _refuse_missing_liger(plan: Plan) -> Refusal | None:
+    """Return the refusal of Liger's loss where its package is not installed."""
     if plan.loss != "liger" or installed("liger-kernel") is not None:
         return None
     return Refusal(
@@ -207,9 +145,14 @@ def _liger_missing(plan: Plan) -> Refusal | None:
     )
 
 
-def _optimizer_of_whole(plan: Plan) -> Refusal | None:
-    """bitsandbytes' kernels and transformers' Adafactor know no DTensors, which FSDP2 makes of parameters."""
-    if plan.shard not in SHARDING or plan.optimizer not in (*BITSANDBYTES.classes, "adafactor"):
+def _refuse_optimizer_under_fsdp(plan: Plan) -> Refusal | None:
+    """Return the refusal of optimizers that do not take DTensors, which FSDP2 makes of parameters.
+
+    bitsandbytes' kernels and transformers' Adafactor do not.
+    """
+    optimizer = find_optimizer(plan.optimizer)
+    takes_dtensors = optimizer.library != "bitsandbytes" and optimizer.family != "adafactor"
+    if plan.shard not in SHARDING or takes_dtensors:
         return None
     return Refusal(
         technique=f"optimizer={plan.optimizer}",
@@ -218,67 +161,62 @@ def _optimizer_of_whole(plan: Plan) -> Refusal | None:
     )
 
 
-def shared_refusal(case: Case, own: tuple[str, ...] = ("optimizer", "loss")) -> Refusal | None:
-    """What the plan's techniques say themselves, but for the options for which the engine has its own code."""
-    asked = (technique for technique in chosen(case.job, case.plan) if technique.option not in own)
-    return first_of(technique.accepts(case) for technique in asked)
-
-
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:
-    """As in the Trainer's own examples, with made-up rows."""
-    return trained(job, plan, world, steps)
+    """Train as in the Trainer's own examples, with made-up rows."""
+    return run_trainer(job, plan, world, steps)
 
 
-def trained(
+def run_trainer(
     job: Job,
     plan: Plan,
     world: World,
     steps: int,
     prepare: Callable[[nn.Module], nn.Module] | None = None,
     by_fsdp: bool = True,
-    **said: Any,
+    **more_arguments: Any,
 ) -> object:
-    """The trainer after so many steps of a network that `prepare` has seen; `said`: further TrainingArguments.
+    """Return the Trainer after so many steps of a network that `prepare` has changed.
 
     `by_fsdp`: whether FSDP checkpoints the layers that it divides, as transformers advises, or the network itself.
+    `more_arguments` are further TrainingArguments.
     """
-    from tonnage.trainers import common as given
-    from tonnage.trainers import resume as earlier_runs
+    from tonnage.trainers import common, resume
     from tonnage.trainers.hf_trainer import callbacks
 
     def run(job: Job, world: World, steps: int, folder: str) -> object:
-        earlier_runs.check_rank(job, plan, world)
+        resume.check_rank(job, plan, world)
         steps = callbacks.last_step(job, steps)
-        given.launch(plan, world)
-        step = given.described(job, plan, world)
-        module = given.adapted(given.network(step), step)
+        common.launch(plan, world)
+        step = common.network_step(job, plan, world)
+        module = common.add_adapters(common.build_network(step), step)
         if prepare is not None:
             module = prepare(module)
-        if plan.shard in SHARDING and (layers := given.divided(module)):
+        if plan.shard in SHARDING and (layers := common.layers_to_wrap(module)):
             os.environ[LAYERS] = ",".join(layers)
         if plan.loss == "liger":
             _check_liger(module)
-        job = callbacks.evaluated(job, module)
+        job = callbacks.with_evaluation(job, module)
         step = replace(step, job=job)
-        rows = given.Rows(step, module, given.rows_needed(step, steps))
-        kind, arguments = _kind(job, module)
-        with given.contexts(step):
-            trainer = kind(
+        rows = common.Rows(step, module, common.count_rows(step, steps))
+        trainer_class, arguments_class = _classes(job, module)
+        arguments = {**training_arguments(job, plan, world, steps, by_fsdp), **more_arguments}
+        with common.contexts(step):
+            trainer = trainer_class(
                 model=module,
-                args=arguments(output_dir=folder, **{**settings(job, plan, world, steps, by_fsdp), **said}),
+                args=arguments_class(output_dir=folder, **arguments),
                 train_dataset=rows,
-                eval_dataset=None if job.eval_batch is None else given.evaluated(step, module),
-                data_collator=given.collated,
-                **callbacks.besides(step, module, rows, steps),
+                eval_dataset=None if job.eval_batch is None else common.evaluation_rows(step, module),
+                data_collator=common.collate,
+                **callbacks.trainer_options(step, module, rows, steps),
             )
             callbacks.train(trainer, job, folder)
         return trainer
 
-    return earlier_runs.trained(job, world, steps, run, parts_or_whole(job, plan))
+    return resume.run_with_files(job, world, steps, run, checkpoint_kind(job, plan))
 
 
 def _check_liger(module: nn.Module) -> None:
-    """Raises CannotEstimate where Liger would leave the network as it is, with a line in the log."""
+    """Raise CannotEstimate where Liger would leave the network as it is, with a line in the log."""
     from tonnage.step.model import hugging_face
 
     known = import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
@@ -290,27 +228,27 @@ def _check_liger(module: nn.Module) -> None:
         )
 
 
-def _kind(job: Job, module: nn.Module) -> tuple[Any, Any]:
-    """The Trainer and its arguments, which are others where evaluations generate."""
+def _classes(job: Job, module: nn.Module) -> tuple[Any, Any]:
+    """Return the classes of the Trainer and its arguments, which are others where evaluations generate."""
     import transformers
 
     from tonnage.trainers.hf_trainer import callbacks
 
-    if not callbacks.writes_what_it_evaluates(job, module):
+    if not callbacks.evaluates_by_generating(job, module):
         return transformers.Trainer, transformers.TrainingArguments
     arguments = partial(transformers.Seq2SeqTrainingArguments, predict_with_generate=True)
     return transformers.Seq2SeqTrainer, arguments
 
 
-def settings(job: Job, plan: Plan, world: World, steps: int, by_fsdp: bool = True) -> dict[str, Any]:
-    """TrainingArguments that say what the plan says; nothing is reported, and saved when `callbacks` say so."""
+def training_arguments(job: Job, plan: Plan, world: World, steps: int, by_fsdp: bool = True) -> dict[str, Any]:
+    """Return the TrainingArguments of a run; nothing is reported, and files are saved when `callbacks` say so."""
     from transformers import TrainingArguments
 
     newer = hasattr(TrainingArguments, "activation_checkpointing")
     return {
         **arguments(job, plan, "activation_checkpointing" if newer else "gradient_checkpointing", by_fsdp),
-        **mesh(plan, world),
-        **_files(job, plan, by_fsdp and _by_fsdp(plan)),
+        **parallelism_settings(plan, world),
+        **_files(job, plan, by_fsdp and _checkpoints_by_fsdp(plan)),
         **({} if job.eval_batch is None else {"per_device_eval_batch_size": job.eval_batch}),
         "max_steps": steps,
         "save_strategy": "no",
@@ -320,17 +258,17 @@ def settings(job: Job, plan: Plan, world: World, steps: int, by_fsdp: bool = Tru
 
 
 def _files(job: Job, plan: Plan, by_fsdp: bool) -> dict[str, Any]:
-    """How a checkpoint is saved, and that whoever resumes is given rows for what is left."""
+    """Return how a checkpoint is saved, and that a run that resumes is given rows for the steps that are left."""
     if (job.save_checkpoint, job.resume) == ("none", "none"):
         return {}
     sharding = _sharding(plan, by_fsdp)
-    kind = {"fsdp_config": {**sharding["fsdp_config"], **kind_of_files(job, plan)}} if sharding else {}
-    return {"ignore_data_skip": True, **kind}
+    plugin = {"fsdp_config": {**sharding["fsdp_config"], **checkpoint_settings(job, plan)}} if sharding else {}
+    return {"ignore_data_skip": True, **plugin}
 
 
 def arguments(job: Job, plan: Plan, checkpointing: str, by_fsdp: bool = True) -> dict[str, Any]:
-    """TrainingArguments that say what the plan says; `checkpointing` is what they call it in this version."""
-    by_fsdp = by_fsdp and _by_fsdp(plan)
+    """Return the TrainingArguments of a plan; `checkpointing` is the name of that argument in this version."""
+    by_fsdp = by_fsdp and _checkpoints_by_fsdp(plan)
     return {
         "per_device_train_batch_size": job.micro_batch,
         "gradient_accumulation_steps": job.grad_accum,
@@ -347,18 +285,21 @@ def arguments(job: Job, plan: Plan, checkpointing: str, by_fsdp: bool = True) ->
 
 
 def _checkpointing(plan: Plan, word: str, by_fsdp: bool) -> dict[str, Any]:
-    """Through the model; under FSDP with every layer by its own setting, as transformers advises."""
+    """Return the arguments of checkpointing through the model.
+
+    FSDP checkpoints every layer by a setting of its own, as transformers advises.
+    """
     if plan.checkpointing == "none" or by_fsdp:  # SFTConfig would do both if it were not told
         return {word: False}
-    wanted = {"every_n_layers": plan.checkpoint_interval, "offload": plan.activation_offload == "cpu" or None}
-    said = {name: value for name, value in wanted.items() if value is not None}
-    if word == "gradient_checkpointing":  # whose own way is torch's older one, which trains no adapters
-        said["use_reentrant"] = False
-    return {word: True, **({f"{word}_kwargs": said} if said else {})}
+    options = {"every_n_layers": plan.checkpoint_interval, "offload": plan.activation_offload == "cpu" or None}
+    kwargs = {name: value for name, value in options.items() if value is not None}
+    if word == "gradient_checkpointing":  # whose default is torch's reentrant one, which trains no adapters
+        kwargs["use_reentrant"] = False
+    return {word: True, **({f"{word}_kwargs": kwargs} if kwargs else {})}
 
 
-def _by_fsdp(plan: Plan) -> bool:
-    """FSDP's own checkpointing takes every layer or none, and moves nothing to the host."""
+def _checkpoints_by_fsdp(plan: Plan) -> bool:
+    """Return whether FSDP checkpoints the layers: it takes every layer or none, and moves nothing to the host."""
     return plan.shard in SHARDING and plan.checkpointing == "full" and plan.activation_offload == "none"
 
 
@@ -371,17 +312,6 @@ def _sharding(plan: Plan, by_fsdp: bool) -> dict[str, Any]:
         "activation_checkpointing": by_fsdp,
     }
     return {"fsdp": True, "fsdp_config": config}
-
-
-def mesh(plan: Plan, world: World) -> dict[str, Any]:
-    """How accelerate lays the ranks out, where that is in more than one row."""
-    if plan.shard != "hsdp" and plan.cp == 1:
-        return {}
-    from accelerate import ParallelismConfig
-
-    laid = axes(plan, world.size, world.gpus_per_node)
-    sizes = {"dp_replicate_size": laid.dp_replicate, "dp_shard_size": laid.dp_shard, "cp_size": plan.cp}
-    return {"parallelism_config": ParallelismConfig(**sizes)}
 
 
 HF_TRAINER: Final = Engine(

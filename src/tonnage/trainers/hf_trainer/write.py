@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.mesh import SHARDING
-from tonnage.trainers import installed, launching
+from tonnage.trainers import job_file, launching, packages
 from tonnage.trainers.engine import IMAGES
-from tonnage.trainers.hf_trainer import run as engine
-from tonnage.trainers.target import Target, Wish, Written, flat
+from tonnage.trainers.hf_trainer.run import EXPRESSES, LAYERS, LOSSES
+from tonnage.trainers.hf_trainer.run import arguments as plan_arguments
+from tonnage.trainers.target import ExportRequest, Target, Written, flat, json_file
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
     from tonnage.plans import Plan
 
 SOURCE: Final = ("transformers", "training_args.py", "TrainingArguments")
-"""Where the fields are read."""
+"""The class whose fields are read."""
 
 PLUGIN: Final = {"reshard_after_forward", "activation_checkpointing", "cpu_offload"}
-"""Keys of fsdp_config that reach accelerate's plugin under the same name; others it takes and forgets."""
+"""Keys of fsdp_config that reach accelerate's plugin under the same name; the Trainer ignores unknown ones."""
 
 WHY: Final = {
     "checkpointing": "the Trainer checkpoints every layer or every N-th",
@@ -39,111 +40,116 @@ WHY: Final = {
 }
 
 
-def write(wish: Wish) -> Written:
-    """training_args.json, job.json and our scripts."""
-    said = arguments(wish)
-    job = launching.job_settings(wish)
-    cluster = wish.cluster
+def write(request: ExportRequest) -> Written:
+    """Return training_args.json, job.json and our scripts."""
+    settings = arguments(request)
+    job = job_file.job_settings(request)
+    cluster = request.cluster
     return Written(
         files=(
-            launching.document("training_args.json", {"output_dir": "output", **said}),
-            launching.document("job.json", job),
-            *launching.scripts(wish, "hf_trainer"),
+            json_file("training_args.json", {"output_dir": "output", **settings}),
+            json_file("job.json", job),
+            *job_file.scripts(request, "hf_trainer"),
         ),
-        command=launching.torchrun(cluster, "train.py", alone=wish.plan.shard == "none"),
-        settings={**flat(said), **{f"job.{name}": value for name, value in flat(job).items()}},
-        environment={**host_group(wish), **_layers(wish)},
+        command=launching.torchrun(cluster, "train.py", alone=request.plan.shard == "none"),
+        settings={**flat(settings), **{f"job.{name}": value for name, value in flat(job).items()}},
+        environment={**host_group(request), **_layers(request)},
         notes=(
-            *launching.several_machines(cluster),
-            *launching.clipping(wish, "the Trainer's"),
-            *_liger(wish),
-            *launching.rows(wish),
+            *launching.note_machines(cluster),
+            *launching.note_clipping(request, "the Trainer's"),
+            *_note_liger(request),
+            *job_file.note_rows(request),
         ),
     )
 
 
-def _liger(wish: Wish) -> tuple[str, ...]:
-    if wish.plan.loss != "liger":
+def _note_liger(request: ExportRequest) -> tuple[str, ...]:
+    if request.plan.loss != "liger":
         return ()
-    return ("use_liger_kernel wants the package liger-kernel, and has its other kernels run as well.",)
+    return ("use_liger_kernel needs the package liger-kernel, and turns on its other kernels as well.",)
 
 
-def besides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
-    """Before activation_checkpointing there was one kind: every layer, its inputs on the card."""
-    if _newer():
+def overrides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
+    """Return what transformers does without activation_checkpointing: every layer, its inputs on the card."""
+    if _is_newer():
         return {}
-    found: dict[str, tuple[str, Any]] = {}
+    forced: dict[str, tuple[str, Any]] = {}
     if plan.checkpoint_interval is not None:
-        found["checkpointing"] = ("the installed transformers checkpoints every layer or none", "full")
+        forced["checkpointing"] = ("the installed transformers checkpoints every layer or none", "full")
     if plan.activation_offload != "none":
-        found["activation_offload"] = ("the installed transformers keeps the inputs of layers on the card", "none")
-    return found
+        forced["activation_offload"] = ("the installed transformers keeps the inputs of layers on the card", "none")
+    return forced
 
 
-def _newer() -> bool:
-    return "activation_checkpointing" in installed.fields(*SOURCE)
+def _is_newer() -> bool:
+    """Return whether the installed transformers has activation_checkpointing."""
+    return "activation_checkpointing" in packages.fields(*SOURCE)
 
 
-def arguments(wish: Wish) -> dict[str, Any]:
-    """TrainingArguments as the installed transformers calls them."""
-    word = "activation_checkpointing" if _newer() else "gradient_checkpointing"
-    return {**engine.arguments(wish.job, wish.plan, word), **_mesh(wish), **_columns(wish)}
+def arguments(request: ExportRequest) -> dict[str, Any]:
+    """Return the TrainingArguments of a request, by the names of the installed transformers."""
+    checkpointing = "activation_checkpointing" if _is_newer() else "gradient_checkpointing"
+    return {**plan_arguments(request.job, request.plan, checkpointing), **_mesh(request), **_columns(request)}
 
 
-def _columns(wish: Wish) -> dict[str, Any]:
-    """The Trainer would take columns away that the network does not know: rows.py makes what it knows of them."""
-    return {"remove_unused_columns": False} if launching.with_images(wish) else {}
+def _columns(request: ExportRequest) -> dict[str, Any]:
+    """Return the argument that keeps columns the network does not know, which rows.py uses to make its inputs."""
+    return {"remove_unused_columns": False} if job_file.has_images(request) else {}
 
 
-def _mesh(wish: Wish) -> dict[str, Any]:
-    if wish.plan.shard != "hsdp" and wish.plan.cp == 1:
+def _mesh(request: ExportRequest) -> dict[str, Any]:
+    if request.plan.shard != "hsdp" and request.plan.cp == 1:
         return {}
-    axes = wish.axes
-    shared = {} if wish.plan.cp == 1 else {"cp_size": axes.cp}
+    axes = request.axes
+    shared = {} if request.plan.cp == 1 else {"cp_size": axes.cp}
     return {"parallelism_config": {"dp_replicate_size": axes.dp_replicate, "dp_shard_size": axes.dp_shard, **shared}}
 
 
-def host_group(wish: Wish) -> Mapping[str, str]:
-    """What torchrun does not tell and `accelerate launch` would: norms are reduced on the host under offload."""
-    if wish.plan.param_offload == "none":
+def host_group(request: ExportRequest) -> Mapping[str, str]:
+    """Return variables that `accelerate launch` sets and torchrun does not.
+
+    Under offload norms are reduced on the host.
+    """
+    if request.plan.param_offload == "none":
         return {}
     return {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}
 
 
-def _layers(wish: Wish) -> Mapping[str, str]:
-    """For Trainer and PEFT alike."""
-    if wish.plan.shard not in SHARDING or wish.seen is None or not wish.seen.layers:
+def _layers(request: ExportRequest) -> Mapping[str, str]:
+    """Return the variable with the layers that FSDP divides, which the Trainer and PEFT read."""
+    row = request.image_row
+    if request.plan.shard not in SHARDING or row is None or not row.layers:
         return {}
-    return {engine.LAYERS: ",".join(wish.seen.layers)}
+    return {LAYERS: ",".join(row.layers)}
 
 
 def reread(folder: Path) -> Mapping[str, Any]:
-    """Of TrainingArguments and of what it hands to accelerate's FSDP plugin; of PEFT's and bitsandbytes' configs."""
+    """Return the settings that TrainingArguments, accelerate's plugin, PEFT and bitsandbytes made of the files."""
     import transformers
 
-    said = json.loads((folder / "training_args.json").read_text(encoding="utf-8"))
-    return {**parsed(said, transformers.TrainingArguments), **reread_job(folder)}
+    settings = json.loads((folder / "training_args.json").read_text(encoding="utf-8"))
+    return {**parse(settings, transformers.TrainingArguments), **job_file.reread_job(folder)}
 
 
-def parsed(said: dict[str, Any], kind: type) -> dict[str, Any]:
-    """What the object made of these arguments holds, by their names."""
+def parse(settings: dict[str, Any], kind: type) -> dict[str, Any]:
+    """Return what an object made of these arguments holds, by their names."""
     from transformers import HfArgumentParser, training_args
 
     training_args.is_torch_bf16_gpu_available = lambda: True  # this machine need not be the one that trains
-    mesh = said.pop("parallelism_config", None)
+    mesh = settings.pop("parallelism_config", None)
     if mesh is not None:
         from accelerate import ParallelismConfig
 
-        made = ParallelismConfig(**mesh)
-        mesh = {f"parallelism_config.{name}": getattr(made, name) for name in mesh}
-    [found] = HfArgumentParser(kind).parse_dict(said)  # type: ignore[arg-type]
-    return {**{name: value for key in said for name, value in _held(found, key).items()}, **(mesh or {})}
+        config = ParallelismConfig(**mesh)
+        mesh = {f"parallelism_config.{name}": getattr(config, name) for name in mesh}
+    [parsed] = HfArgumentParser(kind).parse_dict(settings)  # type: ignore[arg-type]
+    return {**{name: value for key in settings for name, value in _values(parsed, key).items()}, **(mesh or {})}
 
 
-def _held(found: TrainingArguments, key: str) -> dict[str, Any]:
-    value = getattr(found, key)
+def _values(parsed: TrainingArguments, key: str) -> dict[str, Any]:
+    value = getattr(parsed, key)
     if key == "fsdp_config":
-        plugin = found.fsdp_plugin_args or {}
+        plugin = parsed.fsdp_plugin_args or {}
         return {f"{key}.{name}": plugin.get(name, False) for name in PLUGIN}
     if key == "accelerator_config":
         return {f"{key}.{name}": inner for name, inner in flat(value.to_dict()).items() if "." in name}
@@ -152,43 +158,15 @@ def _held(found: TrainingArguments, key: str) -> dict[str, Any]:
     return {key: getattr(value, "value", value)}
 
 
-def reread_job(folder: Path) -> dict[str, Any]:
-    """job.json as our script reads it, adapters and quantization as PEFT and transformers do."""
-    from dataclasses import asdict
-
-    from tonnage.trainers.scripts import job
-
-    read = job.read(folder)
-    found = {name: value for name, value in asdict(read).items() if value is not None}
-    if read.lora is not None:
-        import peft
-
-        adapters = peft.LoraConfig(**read.lora)
-        found["lora"] = {name: _plain(getattr(adapters, name)) for name in read.lora}
-    if read.quantization is not None:
-        from transformers import BitsAndBytesConfig
-
-        bits = BitsAndBytesConfig(**read.quantization)
-        found["quantization"] = {name: _plain(getattr(bits, name)) for name in read.quantization}
-    return {f"job.{name}": value for name, value in flat(found).items()}
-
-
-def _plain(value: Any) -> Any:
-    """Sets, enums and dtypes as JSON has them."""
-    if isinstance(value, set):
-        return sorted(value)
-    return str(value).removeprefix("torch.") if type(value).__module__ == "torch" else getattr(value, "value", value)
-
-
 HF_TRAINER: Final = Target(
     name="hf-trainer",
     packages=("transformers", "accelerate"),
-    expresses={**engine.EXPRESSES, **IMAGES, **engine.LOSSES},
-    besides=besides,
+    expresses={**EXPRESSES, **IMAGES, **LOSSES},
+    overrides=overrides,
     why=WHY,
     engine="hf-trainer",
     scripted=True,
-    sees=True,
+    reads_images=True,
     write=write,
     reread=reread,
 )

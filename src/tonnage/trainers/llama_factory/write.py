@@ -1,7 +1,7 @@
-"""LLaMA-Factory: one YAML, and accelerate's configuration where the network is divided.  Against its 0.9.5.
+"""LLaMA-Factory: one YAML file, and accelerate's configuration where the network is divided.  Written against 0.9.5.
 
-It loads weights in the dtype of the checkpoint and casts those that are trained to fp32, unless `pure_bf16` is set;
-layers are checkpointed unless that is disabled, in torch's older way unless told otherwise.
+It loads weights in the dtype of the checkpoint and casts those that are trained to fp32, unless `pure_bf16` is set.
+Layers are checkpointed unless that is disabled, by torch's reentrant implementation by default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tonnage.techniques.precision import DTYPE_NAMES
 from tonnage.trainers import finetuners, launching
 from tonnage.trainers.accelerate import write as accelerate
 from tonnage.trainers.hf_trainer.run import OPTIMIZERS
-from tonnage.trainers.target import Target, Wish, Written, flat
+from tonnage.trainers.target import ExportRequest, Target, Written, flat, without_none
 
 if TYPE_CHECKING:
     from tonnage.job import Job
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FILE: Final = "llama_factory.yaml"
 
 LAUNCHER: Final = "llamafactory.launcher"
-"""The module that trains, where others start it."""
+"""The module that trains, where torchrun or accelerate starts it."""
 
 ATTENTION: Final = {"auto": "auto", "eager": "disabled"}
 
@@ -46,8 +46,8 @@ WHY: Final = {
 }
 
 
-def besides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
-    """Weights that are not cast to fp32 for training have the dtype of the checkpoint."""
+def overrides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
+    """Return the dtype of the checkpoint for weights that are not cast to fp32 for training."""
     stored = stored_dtype(job)
     if stored is None:
         return {}
@@ -59,45 +59,45 @@ def besides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
 
 
 def stored_dtype(job: Job) -> str | None:
-    """The dtype of the checkpoint, by its configuration: `bf16`; None where that says nothing."""
+    """Return the dtype of the checkpoint by its configuration, as `bf16`; None where that names none."""
     config = job.model.config
-    said = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
-    return next((name for name, full in DTYPE_NAMES.items() if full == said), None)
+    dtype = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
+    return next((name for name, torch_name in DTYPE_NAMES.items() if torch_name == dtype), None)
 
 
-def write(wish: Wish) -> Written:
-    """The YAML, with a place for the data; accelerate.yaml for FSDP2."""
-    said = settings(wish)
-    files = [finetuners.file(FILE, said, _data())]
+def write(request: ExportRequest) -> Written:
+    """Return the YAML file, with a place for the data, and accelerate.yaml for FSDP2."""
+    plan_settings = settings(request)
+    files = [finetuners.yaml_file(FILE, plan_settings, _data())]
     command: tuple[str, ...] = ("llamafactory-cli", "train", FILE)
-    found = flat(said)
-    notes = launching.several_machines(wish.cluster)
-    if wish.plan.shard in SHARDING:
-        launch = accelerate.settings(wish)
-        files.append(accelerate.file(launch))
-        command = (*accelerate.launch(wish), "-m", LAUNCHER, FILE)
-        found |= {f"accelerate.{name}": value for name, value in flat(launch).items()}
-        notes = accelerate.machines(wish)
-    elif wish.plan.shard != "none":
-        command = (*launching.torchrun(wish.cluster, "-m", alone=False), LAUNCHER, FILE)
+    written = flat(plan_settings)
+    notes = launching.note_machines(request.cluster)
+    if request.plan.shard in SHARDING:
+        launch = accelerate.cluster_config(request)
+        files.append(accelerate.yaml_file(launch))
+        command = (*accelerate.launch(request), "-m", LAUNCHER, FILE)
+        written |= {f"accelerate.{name}": value for name, value in flat(launch).items()}
+        notes = accelerate.note_machines(request)
+    elif request.plan.shard != "none":
+        command = (*launching.torchrun(request.cluster, "-m", alone=False), LAUNCHER, FILE)
     return Written(
         files=tuple(files),
         command=command,
-        settings=found,
+        settings=written,
         notes=(
             *notes,
-            *launching.clipping(wish, "the Trainer's"),
-            *_as_stored(wish),
+            *launching.note_clipping(request, "the Trainer's"),
+            *_note_dtype(request),
             "DATASET in llama_factory.yaml stands for a name of your dataset_info.json.",
         ),
     )
 
 
-def _as_stored(wish: Wish) -> tuple[str, ...]:
-    """What nobody can tell from here."""
-    wanted = wish.plan.base_dtype or wish.plan.compute_dtype
-    cast = wish.job.method == "full" and wish.plan.precision != "bf16-true"
-    if cast or stored_dtype(wish.job) == wanted:
+def _note_dtype(request: ExportRequest) -> tuple[str, ...]:
+    """Return the note about weights whose dtype the configuration does not name."""
+    wanted = request.plan.base_dtype or request.plan.compute_dtype
+    is_cast = request.job.method == "full" and request.plan.precision != "bf16-true"
+    if is_cast or stored_dtype(request.job) == wanted:
         return ()
     return (f"LLaMA-Factory loads weights in the dtype of the checkpoint; the plan has {wanted}.",)
 
@@ -112,13 +112,13 @@ def _data() -> dict[str, Any]:
     }
 
 
-def settings(wish: Wish) -> dict[str, Any]:
-    """What the plan says, by LLaMA-Factory's arguments."""
-    job, plan = wish.job, wish.plan
-    return launching.without_defaults(
+def settings(request: ExportRequest) -> dict[str, Any]:
+    """Return the plan's values by LLaMA-Factory's arguments."""
+    job, plan = request.job, request.plan
+    return without_none(
         {
-            "model_name_or_path": wish.model,
-            **finetuners.shared(wish),
+            "model_name_or_path": request.model,
+            **finetuners.shared_settings(request),
             "stage": "pt",
             "do_train": True,
             "finetuning_type": "full" if job.method == "full" else "lora",
@@ -150,24 +150,27 @@ def _adapters(job: Job, plan: Plan) -> dict[str, Any]:
 
 
 def reread(folder: Path) -> Mapping[str, Any]:
-    """Of its five dataclasses, which take no key that none of them has, and of accelerate's file."""
+    """Return the settings of its five dataclasses, which refuse unknown keys, and those of accelerate's file."""
     from llamafactory.hparams.parser import _parse_train_args
     from transformers import training_args
 
     training_args.is_torch_bf16_gpu_available = lambda: True  # this machine need not be the one that trains
-    said = yaml.safe_load((folder / FILE).read_text(encoding="utf-8"))
-    found: dict[str, Any] = {}
-    for made in _parse_train_args(dict(said)):
-        found |= {name: getattr(made, name) for name in said if hasattr(made, name)}
-    if isinstance(found.get("lora_target"), list):
-        found["lora_target"] = ",".join(found["lora_target"])
+    keys = yaml.safe_load((folder / FILE).read_text(encoding="utf-8"))
+    settings_read: dict[str, Any] = {}
+    for parsed in _parse_train_args(dict(keys)):
+        settings_read |= {name: getattr(parsed, name) for name in keys if hasattr(parsed, name)}
+    if isinstance(settings_read.get("lora_target"), list):
+        settings_read["lora_target"] = ",".join(settings_read["lora_target"])
     if (folder / accelerate.FILE).exists():
-        found |= {f"accelerate.{name}": value for name, value in accelerate.reread_launch(folder).items()}
-    return {name: getattr(value, "value", value) for name, value in found.items()}
+        settings_read |= {f"accelerate.{name}": value for name, value in accelerate.reread_launch(folder).items()}
+    return {name: getattr(value, "value", value) for name, value in settings_read.items()}
 
 
-def _beneath(plan: Plan) -> str:
-    """The engine that has its memory; the Trainer's own leaves checkpointing to FSDP2, and it does not."""
+def _base_engine(plan: Plan) -> str:
+    """Return the engine that has its memory.
+
+    Under FSDP2 that is accelerate: the Trainer's engine leaves checkpointing to FSDP2, and LLaMA-Factory does not.
+    """
     return "accelerate" if plan.shard in SHARDING else "hf-trainer"
 
 
@@ -180,9 +183,9 @@ LLAMA_FACTORY: Final = Target(
         "optimizer": tuple(OPTIMIZERS),
         "attention": tuple(ATTENTION),
     },
-    besides=besides,
+    overrides=overrides,
     why=WHY,
-    beneath=_beneath,
+    base_engine=_base_engine,
     write=write,
     reread=reread,
 )

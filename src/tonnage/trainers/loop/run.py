@@ -1,4 +1,4 @@
-"""tonnage's own loop: what the techniques make of a Step, run as a careful user would write it."""
+"""tonnage's own loop: a Step changed by the techniques, run as a careful user would write it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def accepts(case: Case) -> Refusal | None:
-    """What the techniques say."""
+    """Return the first refusal of the techniques."""
     return first_of(refusals(case))
 
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:
-    """Build the step and run it."""
+    """Build the step, run it, and return it."""
     ready = build(
         job,
         plan,

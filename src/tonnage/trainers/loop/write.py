@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tonnage.catalog.optimizers import OPTIMIZERS
 from tonnage.mesh import SHARDING
-from tonnage.trainers import launching
+from tonnage.trainers import job_file, launching
 from tonnage.trainers.engine import ANY, IMAGES, SHAPES
-from tonnage.trainers.hf_trainer.write import reread_job
-from tonnage.trainers.target import Target, Wish, Written, flat
+from tonnage.trainers.target import ExportRequest, Target, Written, flat, json_file, without_none
 
 LOOPS: Final[Mapping[str, tuple[str, ...]]] = {
     **SHAPES,
@@ -23,49 +23,51 @@ LOOPS: Final[Mapping[str, tuple[str, ...]]] = {
     "unquantized_dtype": ANY,
     "precision": ("bf16-mixed", "bf16-true", "fp16-mixed", "fp32"),
     "base_dtype": ANY,
-    "optimizer": (
-        *("adamw", "adamw-loop", "adamw-foreach", "adamw-fused", "sgd", "sgd-plain", "adafactor", "adamw-8bit"),
-        *("paged-adamw", "paged-adamw-8bit", "lion", "lion-8bit", "adamw-8bit-ao", "adamw-4bit", "adamw-fp8-ao"),
-    ),
+    "optimizer": tuple(optimizer.name for optimizer in OPTIMIZERS if not optimizer.only_matrices),
     "clip_grad_norm": ANY,
     "checkpointing": ("none", "full", "every-N", "selective"),
     "attention": ANY,
     "loss": ("plain", "chunked"),
 }
-"""What scripts with a loop of our own (`scripts/loop.py`) can do, whoever divides the network."""
+"""The values that scripts with a loop of our own (`scripts/loop.py`) can do, whatever divides the network."""
 
 WHY: Final = {
     "checkpointing": "the script checkpoints layers as transformers does",
-    "activation_offload": "the script has no copies beside the computation",
+    "activation_offload": "the script makes no copies during the computation",
     "loss": "the script has a plain loss and one in slices",
     "optimizer_offload": "the script keeps states with their parameters",
 }
 
 
-def write(wish: Wish) -> Written:
-    """job.json and the script."""
-    images = launching.weights_dtype(wish.job, wish.plan) if wish.plan.shard in SHARDING else None  # and no autocast
-    said = {**launching.job_settings(wish, images), **loop_settings(wish), **_division(wish)}
+def write(request: ExportRequest) -> Written:
+    """Return job.json and the script."""
+    job, plan = request.job, request.plan
+    images_dtype = job_file.weights_dtype(job, plan) if plan.shard in SHARDING else None  # FSDP2 has no autocast
+    settings = {
+        **job_file.job_settings(request, images_dtype),
+        **loop_settings(request),
+        **_parallelism_settings(request),
+    }
     return Written(
         files=(
-            launching.document("job.json", said),
-            *launching.scripts(wish, "torchrun", "loop"),
+            json_file("job.json", settings),
+            *job_file.scripts(request, "torchrun", "loop"),
         ),
-        command=launching.torchrun(wish.cluster, "train.py", alone=wish.plan.shard == "none"),
-        settings={f"job.{name}": value for name, value in flat(said).items()},
-        notes=(*launching.several_machines(wish.cluster), *launching.rows(wish)),
+        command=launching.torchrun(request.cluster, "train.py", alone=plan.shard == "none"),
+        settings={f"job.{name}": value for name, value in flat(settings).items()},
+        notes=(*launching.note_machines(request.cluster), *job_file.note_rows(request)),
     )
 
 
-def loop_settings(wish: Wish) -> dict[str, Any]:
-    """What `scripts/loop.py` and the loop itself are told."""
-    plan = wish.plan
-    kept = None if wish.job.method == "full" else plan.adapters_dtype(wish.job.method)
-    return launching.without_defaults(
+def loop_settings(request: ExportRequest) -> dict[str, Any]:
+    """Return the fields of job.json that `scripts/loop.py` and the loop itself read."""
+    job, plan = request.job, request.plan
+    adapters = None if job.method == "full" else plan.adapters_dtype(job.method)
+    return without_none(
         {
-            "adapters_dtype": launching.adapters_dtype(kept),
-            "micro_batch": wish.job.micro_batch,
-            "grad_accum": wish.job.grad_accum,
+            "adapters_dtype": job_file.adapters_dtype(adapters),
+            "micro_batch": job.micro_batch,
+            "grad_accum": job.grad_accum,
             "optimizer": plan.optimizer,
             "clip_grad_norm": None if plan.clip_grad_norm is None else float(plan.clip_grad_norm),
             "checkpointing": None if plan.checkpointing == "none" else plan.checkpointing,
@@ -75,22 +77,22 @@ def loop_settings(wish: Wish) -> dict[str, Any]:
     )
 
 
-def _division(wish: Wish) -> dict[str, Any]:
-    plan = wish.plan
-    return launching.without_defaults(
+def _parallelism_settings(request: ExportRequest) -> dict[str, Any]:
+    plan = request.plan
+    return without_none(
         {
             "precision": plan.precision,
             "shard": None if plan.shard == "none" else plan.shard,
             "param_offload": plan.param_offload == "cpu" or None,
-            "replicas": wish.axes.dp_replicate if plan.shard == "hsdp" else None,
+            "replicas": request.axes.dp_replicate if plan.shard == "hsdp" else None,
             "compile": None if plan.compile == "none" else plan.compile,
         }
     )
 
 
 def reread(folder: Path) -> Mapping[str, Any]:
-    """Of the script's own Job, of PEFT's and bitsandbytes' configurations; that the optimizer's class is there."""
-    return reread_job(folder)
+    """Return the settings that the script's own Job, PEFT and bitsandbytes made of job.json."""
+    return job_file.reread_job(folder)
 
 
 TORCHRUN: Final = Target(
@@ -107,7 +109,7 @@ TORCHRUN: Final = Target(
     why=WHY,
     engine="tonnage",
     scripted=True,
-    sees=True,
+    reads_images=True,
     write=write,
     reread=reread,
 )

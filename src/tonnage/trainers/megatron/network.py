@@ -1,7 +1,7 @@
-"""A network in Megatron-Core's words, after its Hugging Face configuration; imports neither torch nor Megatron-Core.
+"""A network in Megatron-Core's settings, from its Hugging Face configuration; imports no torch and no Megatron-Core.
 
-Names are those of megatron-core 0.16.  What a family is told beside its shapes is what Megatron-Bridge tells its own
-networks of that family (src/megatron/bridge/models), as far as layers without Transformer Engine know it.
+Names are those of megatron-core 0.16.  Besides the shapes, a family has the settings that Megatron-Bridge gives its
+own networks of that family (src/megatron/bridge/models), as far as layers without Transformer Engine know them.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ WORDS_A_RANK: Final = 128
 """The vocabulary is padded to a multiple of so many rows a tensor-parallel rank (--make-vocab-size-divisible-by)."""
 
 AUXILIARY_LOSS: Final = 1e-3
-"""Part of the router's loss in all where the configuration names none: what transformers' configurations begin with,
-and what Megatron-Bridge says for Qwen's experts."""
+"""The weight of the router's loss where the configuration names none: the default of transformers' configurations,
+and Megatron-Bridge's value for Qwen's experts."""
 
 ROTARY: Final = ("default", "llama3", "linear")
-"""Kinds of rotary positions that GPTModel can be told of."""
+"""Kinds of rotary positions that GPTModel has settings for."""
 
 LATENT: Final = "kv_lora_rank"
-"""What configurations of multi-latent attention say.  It tells the attention inside of it the widths of keys and
-of values (`k_channels`, `v_channels`), which megatron-core 0.16's own `DotProductAttention` does not take."""
+"""A field of every configuration with multi-latent attention.  That attention gives the one inside of it the widths
+of keys and of values (`k_channels`, `v_channels`), which megatron-core 0.16's `DotProductAttention` does not take."""
 
 Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What Megatron-Core is told of a network."""
+    """A network in Megatron-Core's settings."""
 
     transformer: Mapping[str, Any]
     """Fields of `TransformerConfig`; `activation_func` is a name of torch.nn.functional."""
@@ -38,38 +38,38 @@ class Network:
     words: int
     """Rows of the vocabulary, without padding."""
     positions: int | None = None
-    """Rows of a table of learned positions, if it has one."""
+    """Rows of the table of learned positions; None: it has none."""
 
     @property
     def experts(self) -> int | None:
-        """Experts of a layer; None for a network without."""
+        """The experts of a layer; None for a network without experts."""
         experts: int | None = self.transformer.get("num_moe_experts")
         return experts
 
     def rows(self, tp: int) -> int:
-        """Rows of the vocabulary on `tp` ranks together."""
-        of_ranks = WORDS_A_RANK * tp
-        return -(-self.words // of_ranks) * of_ranks
+        """Return the padded rows of the vocabulary on `tp` ranks together."""
+        multiple = WORDS_A_RANK * tp
+        return -(-self.words // multiple) * multiple
 
     def divided(self, tp: int, pp: int, ep: int) -> Mapping[str, tuple[int, int]]:
-        """How many there are of what ranks share, and among how many."""
-        told = self.transformer
+        """Return for each thing that ranks divide how many there are, and among how many ranks."""
+        transformer = self.transformer
         return {
-            "attention heads": (told["num_attention_heads"], tp),
-            "key and value heads": (told["num_query_groups"], tp),
-            "columns inside an MLP": (told["ffn_hidden_size"], tp),
-            "layers": (told["num_layers"], pp),
+            "attention heads": (transformer["num_attention_heads"], tp),
+            "key and value heads": (transformer["num_query_groups"], tp),
+            "columns inside an MLP": (transformer["ffn_hidden_size"], tp),
+            "layers": (transformer["num_layers"], pp),
             "experts": (self.experts or 1, ep),
         }
 
 
 def network_of(config: Config) -> Network:
-    """Of a configuration that `unlike` has nothing against."""
-    return FAMILIES[config["model_type"]].made(config)
+    """Return the network of a configuration that `unlike` has nothing against."""
+    return FAMILIES[config["model_type"]].make(config)
 
 
 def unlike(config: Config) -> str | None:
-    """Why Megatron-Core's layers cannot be put together to this network; None if they can."""
+    """Return why Megatron-Core's layers cannot make this network; None if they can."""
     kind = str(config.get("model_type") or "this model")
     if config.get(LATENT):
         return f"the attention of {kind} is multi-latent, which Megatron-Core builds with Transformer Engine alone"
@@ -79,9 +79,9 @@ def unlike(config: Config) -> str | None:
     missing = [name for name in family.needed if not isinstance(config.get(name), int)]
     if missing:
         return f"the configuration does not say {', '.join(missing)}"
-    said = [name for name in family.unknown if config.get(name)]
-    if said:
-        return f"its own {kind} knows no {', '.join(said)}"
+    unknown = [name for name in family.unknown if config.get(name)]
+    if unknown:
+        return f"its own {kind} knows no {', '.join(unknown)}"
     activation = config.get(family.activation[0])
     if activation not in (None, family.activation[1]):
         return f"its own {kind} has {family.activation[1]} as {family.activation[0]}, and this one {activation}"
@@ -91,34 +91,37 @@ def unlike(config: Config) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Family:
-    """Networks of one `model_type`."""
+    """The networks of one `model_type`."""
 
-    made: Callable[[Config], Network]
+    make: Callable[[Config], Network]
     needed: tuple[str, ...]
-    """What a configuration has to say: transformers' own default is another for each family."""
+    """Fields that a configuration must have: transformers' default is another for each family."""
     unknown: tuple[str, ...] = ()
     """Options that the network must not have switched on."""
     activation: tuple[str, str] = ("hidden_act", "silu")
-    """What configurations call the activation, and the one that there is."""
+    """The configuration's name of the activation, and the one that Megatron-Core has."""
 
 
 def _rotation(config: Config) -> Mapping[str, Any]:
-    """What a configuration says of rotary positions: newer ones all in one place, older ones how they are scaled."""
-    said = config.get("rope_parameters") or config.get("rope_scaling")
-    return said if isinstance(said, Mapping) else {}
+    """Return the configuration's section of rotary positions.
+
+    Newer configurations have all of them in one section, older ones only their scaling.
+    """
+    section = config.get("rope_parameters") or config.get("rope_scaling")
+    return section if isinstance(section, Mapping) else {}
 
 
 def _scaling(config: Config) -> str:
-    said = _rotation(config)
-    return str(said.get("rope_type") or said.get("type") or "default")
+    rotation = _rotation(config)
+    return str(rotation.get("rope_type") or rotation.get("type") or "default")
 
 
 def _rotary(config: Config) -> dict[str, Any]:
-    said = _rotation(config)
-    both = {**config, **said}
+    rotation = _rotation(config)
+    both = {**config, **rotation}
     scaled = {
-        "llama3": {"rope_scaling": True, "rope_scaling_factor": said.get("factor")},
-        "linear": {"seq_len_interpolation_factor": said.get("factor")},
+        "llama3": {"rope_scaling": True, "rope_scaling_factor": rotation.get("factor")},
+        "linear": {"seq_len_interpolation_factor": rotation.get("factor")},
     }
     return {
         "position_embedding_type": "rope",
@@ -129,7 +132,7 @@ def _rotary(config: Config) -> dict[str, Any]:
 
 
 def _decoder(config: Config, **more: Any) -> Network:
-    """Of RMSNorm, grouped queries, rotary positions and a gated MLP without biases: a Llama, but for `more`."""
+    """Return a Llama with `more` settings: RMSNorm, grouped queries, rotary positions, a gated MLP without biases."""
     heads = config["num_attention_heads"]
     return Network(
         transformer={
@@ -154,7 +157,7 @@ def _decoder(config: Config, **more: Any) -> Network:
 
 
 def _mistral(config: Config, **more: Any) -> Network:
-    """Also with a window: a token of a window of W sees itself and W - 1 before it."""
+    """Return a Llama that may have a window: a token of a window of W sees itself and W - 1 before it."""
     window = config.get("sliding_window")
     return _decoder(config, **({"window_size": (window - 1, 0)} if window else {}), **more)
 
@@ -164,7 +167,7 @@ def _mixtral(config: Config) -> Network:
 
 
 def _qwen_moe(config: Config, **more: Any) -> Network:
-    """Layers with experts are those that are not listed, each `decoder_sparse_step`-th of them."""
+    """Return a Llama with experts in each `decoder_sparse_step`-th layer that is not listed as dense."""
     step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
     kinds = [int(layer not in dense and (layer + 1) % step == 0) for layer in range(config["num_hidden_layers"])]
     return _decoder(
@@ -177,8 +180,11 @@ def _qwen_moe(config: Config, **more: Any) -> Network:
 
 
 def _experts(config: Config, experts: int, width: int) -> dict[str, Any]:
-    """As in Megatron-Core's MoE quick start (its README of transformer/moe), but for what needs CUTLASS or
-    Transformer Engine: products of several experts in one kernel, and fused permutation."""
+    """Return settings of experts as in Megatron-Core's MoE quick start (its README of transformer/moe).
+
+    Left out is what needs CUTLASS or Transformer Engine: products of several experts in one kernel, and fused
+    permutation.
+    """
     return {
         "num_moe_experts": experts,
         "moe_ffn_hidden_size": width,
@@ -199,7 +205,7 @@ def _qwen2_moe(config: Config) -> Network:
 
 
 def _gpt2(config: Config) -> Network:
-    """With learned positions, layer norms and biases; its three dropouts are two in Megatron-Core."""
+    """Return a GPT-2: learned positions, layer norms and biases; its three dropouts are two in Megatron-Core."""
     width, positions = config["n_embd"], config["n_positions"]
     return Network(
         transformer={
@@ -225,33 +231,33 @@ def _gpt2(config: Config) -> Network:
 
 _SHAPES: Final = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _GROUPED: Final = (*_SHAPES, "num_key_value_heads")
-_OF_QWEN: Final = (*_GROUPED, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
+_QWEN: Final = (*_GROUPED, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
 
 FAMILIES: Final[Mapping[str, _Family]] = {
-    "llama": _Family(made=_decoder, needed=_SHAPES, unknown=("attention_bias", "mlp_bias")),
-    "mistral": _Family(made=_mistral, needed=_GROUPED),
+    "llama": _Family(make=_decoder, needed=_SHAPES, unknown=("attention_bias", "mlp_bias")),
+    "mistral": _Family(make=_mistral, needed=_GROUPED),
     "qwen2": _Family(
-        made=lambda config: _decoder(config, add_qkv_bias=True), needed=_GROUPED, unknown=("use_sliding_window",)
+        make=lambda config: _decoder(config, add_qkv_bias=True), needed=_GROUPED, unknown=("use_sliding_window",)
     ),
     "qwen3": _Family(
-        made=lambda config: _decoder(config, qk_layernorm=True),
+        make=lambda config: _decoder(config, qk_layernorm=True),
         needed=(*_GROUPED, "head_dim"),
         unknown=("attention_bias", "use_sliding_window"),
     ),
-    "mixtral": _Family(made=_mixtral, needed=(*_GROUPED, "num_local_experts", "num_experts_per_tok")),
+    "mixtral": _Family(make=_mixtral, needed=(*_GROUPED, "num_local_experts", "num_experts_per_tok")),
     "qwen2_moe": _Family(
-        made=_qwen2_moe, needed=(*_OF_QWEN, "shared_expert_intermediate_size"), unknown=("use_sliding_window",)
+        make=_qwen2_moe, needed=(*_QWEN, "shared_expert_intermediate_size"), unknown=("use_sliding_window",)
     ),
     "qwen3_moe": _Family(
-        made=lambda config: _qwen_moe(config, qk_layernorm=True),
-        needed=(*_OF_QWEN, "head_dim"),
+        make=lambda config: _qwen_moe(config, qk_layernorm=True),
+        needed=(*_QWEN, "head_dim"),
         unknown=("attention_bias", "use_sliding_window"),
     ),
     "gpt2": _Family(
-        made=_gpt2,
+        make=_gpt2,
         needed=("vocab_size", "n_embd", "n_layer", "n_head", "n_positions"),
         unknown=("add_cross_attention", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"),
         activation=("activation_function", "gelu_new"),
     ),
 }
-"""By `model_type`."""
+"""The networks that Megatron-Core's layers can make, by `model_type`."""

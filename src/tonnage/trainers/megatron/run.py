@@ -1,20 +1,20 @@
 """Megatron-Core: its own GPT, its groups, its DDP, its optimizer and its schedules.
 
 Written against megatron-core 0.16.  The loop is that of its QuickStart, the settings are the defaults of
-`pretrain_gpt.py` in Megatron-LM; layers are Megatron-Core's own (`get_gpt_layer_local_spec`), which is what there is
-without Transformer Engine and Apex.  docs/reference/engines.md says what those would change.
+`pretrain_gpt.py` in Megatron-LM.  Layers are Megatron-Core's own (`get_gpt_layer_local_spec`), the only ones without
+Transformer Engine and Apex.  docs/reference/engines.md says what those would change.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.catalog.optimizers import words
 from tonnage.techniques.technique import Refusal
-from tonnage.trainers.engine import ANY, SHAPES, Engine
-from tonnage.trainers.hf_trainer.run import shared_refusal
+from tonnage.trainers.engine import ANY, SHAPES, Engine, refuse_by_techniques
 from tonnage.trainers.megatron.network import FAMILIES, Network, network_of, unlike
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ RECOMPUTED: Final[dict[str, dict[str, Any]]] = {
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
     "attention": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
 }
-"""`TransformerConfig` for each checkpointing."""
+"""Fields of `TransformerConfig` for each value of `checkpointing`."""
 
-OPTIMIZERS: Final = {"adamw": "adam", "sgd": "sgd"}
+OPTIMIZERS: Final[Mapping[str, str]] = words("megatron")
 """`OptimizerConfig.optimizer`; without Transformer Engine and Apex they are torch's AdamW and SGD."""
 
 OWN: Final = ("precision", "optimizer", "checkpointing", "attention", "loss", "shard", "tp", "pp", "ep")
@@ -40,17 +40,17 @@ OWN: Final = ("precision", "optimizer", "checkpointing", "attention", "loss", "s
 
 
 def accepts(case: Case) -> Refusal | None:
-    """What its network is not, and which degrees do not divide the ranks."""
+    """Return how its networks differ, which degrees do not divide the ranks, or a refusal of the techniques."""
     return (
-        _other_network(case.job, case.plan)
-        or _experts(case.job, case.plan)
-        or _degrees(case)
-        or shared_refusal(case, OWN)
+        _refuse_network(case.job, case.plan)
+        or _refuse_experts(case.job, case.plan)
+        or _refuse_degrees(case)
+        or refuse_by_techniques(case, OWN)
     )
 
 
 def assumes(job: Job, plan: Plan) -> tuple[str, ...]:
-    """Of networks with experts, whose router does not run as it is."""
+    """Return what is changed for networks with experts, whose router does not run as it is."""
     if network_of(job.model.config).experts is None:
         return ()
     return (
@@ -59,7 +59,8 @@ def assumes(job: Job, plan: Plan) -> tuple[str, ...]:
     )
 
 
-def _other_network(job: Job, plan: Plan) -> Refusal | None:
+def _refuse_network(job: Job, plan: Plan) -> Refusal | None:
+    """Return the refusal of a network that its layers cannot make, or of sequences that are too long for it."""
     reason = unlike(job.model.config)
     if reason is not None:
         return Refusal(
@@ -77,7 +78,8 @@ def _other_network(job: Job, plan: Plan) -> Refusal | None:
     return None
 
 
-def _experts(job: Job, plan: Plan) -> Refusal | None:
+def _refuse_experts(job: Job, plan: Plan) -> Refusal | None:
+    """Return the refusal of ep without experts, or of tp with experts."""
     experts = network_of(job.model.config).experts
     if experts is None and plan.ep > 1:
         return Refusal(technique=f"ep={plan.ep}", reason=f"{job.model.name} has no experts", instead="choose ep 1")
@@ -90,11 +92,12 @@ def _experts(job: Job, plan: Plan) -> Refusal | None:
     return None
 
 
-def _degrees(case: Case) -> Refusal | None:
+def _refuse_degrees(case: Case) -> Refusal | None:
+    """Return the refusal of degrees that do not divide the GPUs or the network."""
     plan, cluster = case.plan, case.cluster
-    made = network_of(case.job.model.config)
-    of_ranks = plan.tp * plan.pp * plan.ep
-    parts = {"GPUs": (cluster.gpus, of_ranks), **made.divided(plan.tp, plan.pp, plan.ep)}
+    network = network_of(case.job.model.config)
+    ranks = plan.tp * plan.pp * plan.ep
+    parts = {"GPUs": (cluster.gpus, ranks), **network.divided(plan.tp, plan.pp, plan.ep)}
     for name, (count, degree) in parts.items():
         if count % degree:
             return Refusal(
@@ -112,19 +115,19 @@ def _degrees(case: Case) -> Refusal | None:
 
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:
-    """As in its QuickStart: a network in DDP, an optimizer, and for each step the schedule of its stage."""
+    """Train as in its QuickStart: a network in DDP, an optimizer, and for each step the schedule of its stage."""
     import torch
     from megatron.core import parallel_state
     from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-    from tonnage.trainers import common as given
+    from tonnage.trainers import common
 
-    os.environ.update(given.launcher_variables(world))
+    os.environ.update(common.launcher_variables(world))
     torch.distributed.init_process_group("nccl")
     parallel_state.initialize_model_parallel(plan.tp, plan.pp, expert_model_parallel_size=plan.ep)
     model_parallel_cuda_manual_seed(1)
-    network, optimizer = _built(job, plan)
+    network, optimizer = _build(job, plan)
     schedule = get_forward_backward_func()
     for _ in range(steps):
         network.zero_grad_buffer()
@@ -142,19 +145,19 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     return network, optimizer
 
 
-def _built(job: Job, plan: Plan) -> tuple[Any, Any]:
-    """This rank's part of the network in DDP, and its optimizer, wired as `megatron.training` does it."""
+def _build(job: Job, plan: Plan) -> tuple[Any, Any]:
+    """Return this rank's part of the network in DDP and its optimizer, wired as `megatron.training` does it."""
     import torch
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.transformer.module import Float16Module
 
     low = plan.precision != "fp32"
-    made = network_of(job.model.config)
-    config = _transformer(made, plan)
-    if made.experts is not None:
-        _name_what_is_missing()
-    module = _stage(job, plan, made, config).cuda()
+    shapes = network_of(job.model.config)
+    config = _transformer_config(shapes, plan)
+    if shapes.experts is not None:
+        _define_missing_name()
+    module = _build_stage(job, plan, shapes, config).cuda()
     distributed = plan.shard == "zero1"
     network = DistributedDataParallel(
         config,
@@ -177,10 +180,11 @@ def _built(job: Job, plan: Plan) -> tuple[Any, Any]:
     return network, optimizer
 
 
-def _name_what_is_missing() -> None:
-    """The router of megatron-core 0.16 asks whether a product of Transformer Engine's is None, and never says so.
+def _define_missing_name() -> None:
+    """Define a name that the router of megatron-core 0.16 compares with None, and that nothing defines.
 
-    Later versions do (megatron/core/transformer/moe/moe_utils.py of Megatron-LM 00611e6eeb).
+    It is that of a product of Transformer Engine.  Later versions define it
+    (megatron/core/transformer/moe/moe_utils.py of Megatron-LM 00611e6eeb).
     """
     from megatron.core.transformer.moe import moe_utils
 
@@ -188,13 +192,15 @@ def _name_what_is_missing() -> None:
         moe_utils.te_general_gemm = None
 
 
-def _transformer(made: Network, plan: Plan) -> Any:
+def _transformer_config(shapes: Network, plan: Plan) -> Any:
+    """Return the `TransformerConfig` of a network under a plan."""
     import torch
     from megatron.core.transformer import TransformerConfig
 
     dtype = torch.float32 if plan.precision == "fp32" else torch.bfloat16
+    activation = getattr(torch.nn.functional, shapes.transformer["activation_func"])
     return TransformerConfig(
-        **{**made.transformer, "activation_func": getattr(torch.nn.functional, made.transformer["activation_func"])},
+        **{**shapes.transformer, "activation_func": activation},
         bias_activation_fusion=True,
         bias_dropout_fusion=True,
         bf16=dtype == torch.bfloat16,
@@ -207,8 +213,8 @@ def _transformer(made: Network, plan: Plan) -> Any:
     )
 
 
-def _stage(job: Job, plan: Plan, made: Network, config: Any) -> Any:
-    """The stage of this rank: the first has the embedding, the last the head."""
+def _build_stage(job: Job, plan: Plan, shapes: Network, config: Any) -> Any:
+    """Return the stage of this rank: the first has the embedding, the last the head."""
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
@@ -218,16 +224,16 @@ def _stage(job: Job, plan: Plan, made: Network, config: Any) -> Any:
         transformer_layer_spec=get_gpt_decoder_block_spec(
             config, use_transformer_engine=False, normalization=config.normalization
         ),
-        vocab_size=made.rows(plan.tp),
-        max_sequence_length=made.positions or job.seq_len,
+        vocab_size=shapes.rows(plan.tp),
+        max_sequence_length=shapes.positions or job.seq_len,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
-        **made.gpt,
+        **shapes.gpt,
     )
 
 
 def _batches(job: Job) -> Iterator[dict[str, Tensor]]:
-    """Micro-batches as `pretrain_gpt.py` brings them to the card: with a causal mask (rows, 1, tokens, tokens)."""
+    """Yield micro-batches as `pretrain_gpt.py` has them on the card, with a causal mask (rows, 1, tokens, tokens)."""
     import torch
 
     rows, tokens = job.micro_batch, job.seq_len
@@ -242,16 +248,16 @@ def _batches(job: Job) -> Iterator[dict[str, Tensor]]:
 
 
 def _forward(batches: Iterator[dict[str, Tensor]], network: Any) -> tuple[Tensor, Any]:
-    """What the schedule calls for each micro-batch: the stage's output, and how the last one makes a loss of it."""
+    """Return the stage's output for the next micro-batch, and how the last stage makes a loss of it."""
     import torch
 
     batch = next(batches)
     mask = torch.ones_like(batch["labels"], dtype=torch.float32)
-    return network(**batch), partial(_mean, mask)
+    return network(**batch), partial(_mean_loss, mask)
 
 
-def _mean(mask: Tensor, losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of a micro-batch from those of its tokens (rows, tokens), and what is logged."""
+def _mean_loss(mask: Tensor, losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss of a micro-batch from those of its tokens (rows, tokens), and what is logged."""
     loss = (losses.float().view(-1) * mask.view(-1)).sum() / mask.sum()
     return loss, {"lm loss": loss.detach().clone()}
 

@@ -1,6 +1,6 @@
 """Megatron-Bridge: overrides of one of its recipes, as its run_recipe.py takes them.  Written against 0.3.1.
 
-It imports Transformer Engine, which wants CUDA's libraries, and so is read back on a ghost.  Names are those of
+It imports Transformer Engine, which needs CUDA's libraries, and so is read back on a ghost.  Names are those of
 `ConfigContainer`.
 """
 
@@ -16,13 +16,13 @@ from typing import Any, Final
 from tonnage.catalog.configurations import resolve
 from tonnage.trainers import launching
 from tonnage.trainers.engine import ANY, SHAPES
-from tonnage.trainers.megatron import run as engine
-from tonnage.trainers.target import File, Target, Wish, Written, flat
+from tonnage.trainers.megatron.run import RECOMPUTED
+from tonnage.trainers.target import ExportRequest, File, Target, Written, flat
 
 FILE: Final = "overrides.txt"
 
-_OF: Final = "# of --recipe "
-"""Begins the file's first line, which names the recipe."""
+_FIRST_LINE: Final = "# of --recipe "
+"""The beginning of the file's first line, which names the recipe."""
 
 RECIPES: Final = {
     "llama-2-7b": "llama2_7b_pretrain_config",
@@ -34,13 +34,13 @@ RECIPES: Final = {
     "llama-3.2-1b": "llama32_1b_pretrain_config",
     "llama-3.2-3b": "llama32_3b_pretrain_config",
 }
-"""Its recipe for each name of the catalog."""
+"""Megatron-Bridge's recipe for each name of the catalog."""
 
-_ANOTHER: Final = "llama-3.1-8b"
-"""Whose recipe reads the overrides of a model that has none: all take the same."""
+_FALLBACK: Final = "llama-3.1-8b"
+"""The model whose recipe reads the overrides of a model without one: all recipes take the same."""
 
 PRECISIONS: Final = {"bf16-mixed": "bf16_mixed", "megatron-bf16": "bf16_mixed", "fp16-mixed": "fp16_mixed"}
-"""Its `mixed_precision`; in all of them gradients and main weights are fp32."""
+"""Its `mixed_precision` for each precision; in all of them gradients and main weights are fp32."""
 
 WHY: Final = {
     "method": "these are overrides of a recipe for pre-training",
@@ -53,47 +53,48 @@ WHY: Final = {
 }
 
 
-def write(wish: Wish) -> Written:
-    """One override a line, and the command that takes them."""
-    said = flat(settings(wish))
-    recipe = RECIPES.get(wish.job.model.name)
+def write(request: ExportRequest) -> Written:
+    """Return a file with one override a line, and the command that takes them."""
+    plan_settings = flat(settings(request))
+    recipe = RECIPES.get(request.job.model.name)
     notes = (
         () if recipe else ("RECIPE stands for one of its recipes; there is none for this model in its list here.",)
     )
-    overrides = [f"{name}={_hydra(value)}" for name, value in said.items()]
-    launched = launching.torchrun(wish.cluster, "scripts/training/run_recipe.py", alone=False)
+    overrides = [f"{name}={_hydra(value)}" for name, value in plan_settings.items()]
+    launcher = launching.torchrun(request.cluster, "scripts/training/run_recipe.py", alone=False)
     return Written(
-        files=(File(name=FILE, text="\n".join((f"{_OF}{recipe or 'RECIPE'}", *overrides, ""))),),
+        files=(File(name=FILE, text="\n".join((f"{_FIRST_LINE}{recipe or 'RECIPE'}", *overrides, ""))),),
         command=(
-            *launched,
+            *launcher,
             "--recipe",
             recipe or "RECIPE",
             "--mode",
             "pretrain",
             *overrides,
         ),
-        settings=said,
+        settings=plan_settings,
         notes=(
             *notes,
-            *launching.several_machines(wish.cluster),
-            *launching.clipping(wish, "Megatron's"),
+            *launching.note_machines(request.cluster),
+            *launching.note_clipping(request, "Megatron's"),
             "Start it in a clone of Megatron-Bridge.",
         ),
     )
 
 
 def _hydra(value: Any) -> str:
+    """Return a value as Hydra's overrides spell it."""
     if isinstance(value, list):
         return f"[{','.join(map(str, value))}]"
-    if isinstance(value, bool):  # which equals a number
+    if isinstance(value, bool):
         return "true" if value else "false"
     return "null" if value is None else str(value)
 
 
-def settings(wish: Wish) -> dict[str, Any]:
-    """Of its ConfigContainer."""
-    job, plan, axes = wish.job, wish.plan, wish.axes
-    recomputed = {"recompute_granularity": None, **engine.RECOMPUTED[plan.checkpointing]}
+def settings(request: ExportRequest) -> dict[str, Any]:
+    """Return the fields of its ConfigContainer."""
+    job, plan, axes = request.job, request.plan, request.axes
+    recomputed = {"recompute_granularity": None, **RECOMPUTED[plan.checkpointing]}
     clip = {} if plan.clip_grad_norm is None else {"optimizer": {"clip_grad": float(plan.clip_grad_norm)}}
     return {
         "model": {
@@ -116,28 +117,29 @@ def settings(wish: Wish) -> dict[str, Any]:
 
 
 def reread(folder: Path) -> Mapping[str, Any]:
-    """Of the ConfigContainer that the recipe makes and the overrides change, as run_recipe.py has it.
+    """Return the settings of the ConfigContainer that recipe and overrides make, as in run_recipe.py.
 
     The recipe asks the Hub for the network's configuration; it gets the catalog's.
     """
     first, *overrides = (folder / FILE).read_text(encoding="utf-8").splitlines()
-    asked = first.removeprefix(_OF)
-    name, recipe = next(((n, r) for n, r in RECIPES.items() if r == asked), (_ANOTHER, RECIPES[_ANOTHER]))
+    named = first.removeprefix(_FIRST_LINE)
+    name = next((model for model, recipe in RECIPES.items() if recipe == named), _FALLBACK)
     recipes = importlib.import_module("megatron.bridge.recipes.llama")
     omegaconf = importlib.import_module("megatron.bridge.training.utils.omegaconf_utils")
-    _give_configuration(name)
-    config = omegaconf.process_config_with_overrides(getattr(recipes, recipe)(), cli_overrides=overrides)
+    _provide_configuration(name)
+    config = omegaconf.process_config_with_overrides(getattr(recipes, RECIPES[name])(), cli_overrides=overrides)
     return {each: attrgetter(each)(config) for each in (line.partition("=")[0] for line in overrides)}
 
 
-def _give_configuration(name: str) -> None:
+def _provide_configuration(name: str) -> None:
+    """Have recipes load the catalog's configuration of this model."""
     import transformers
 
     fields = resolve(name, offline=True).config
-    given = transformers.AutoConfig.for_model(**fields)
+    configuration = transformers.AutoConfig.for_model(**fields)
     for module in list(sys.modules.values()):
         if hasattr(module, "safe_load_config_with_retry"):
-            vars(module)["safe_load_config_with_retry"] = lambda *_args, **_options: given
+            vars(module)["safe_load_config_with_retry"] = lambda *_args, **_options: configuration
 
 
 MEGATRON_BRIDGE: Final = Target(
@@ -147,7 +149,7 @@ MEGATRON_BRIDGE: Final = Target(
         **SHAPES,
         "precision": tuple(PRECISIONS),
         "clip_grad_norm": ANY,
-        "checkpointing": tuple(engine.RECOMPUTED),
+        "checkpointing": tuple(RECOMPUTED),
         "shard": ("none", "ddp", "zero1"),
         "tp": ANY,
         "pp": ANY,

@@ -1,8 +1,8 @@
-"""Trains with a loop of its own under accelerate: accelerate.yaml divides and casts, job.json says the rest.
+"""Trains with a loop of its own under accelerate: accelerate.yaml sets sharding and precision, job.json the rest.
 
     accelerate launch --config_file accelerate.yaml train.py --data FILE
 
-rows.py says what FILE holds; without --data it makes a few steps on made-up rows.
+rows.py describes FILE; without --data a few steps run on made-up rows.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ def main() -> None:
         dataset, said.micro_batch, shuffle=True, drop_last=True, pin_memory=True, collate_fn=dataset.batch
     )
     update = optimizer(said, [parameter for parameter in network.parameters() if parameter.requires_grad])
-    # Nothing else may hold a parameter, so that what FSDP2 replaces is freed as soon as it has been divided.
+    # Nothing else may refer to a parameter, so that those that FSDP2 replaces are freed as soon as they are divided.
     prepared: tuple[Any, Any, Any] = accelerator.prepare(network, update, loader)
     del network
     model, update, batches = prepared

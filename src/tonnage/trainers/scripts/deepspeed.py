@@ -1,8 +1,8 @@
-"""Trains with DeepSpeed: ds_config.json is its configuration, job.json says what is trained.
+"""Trains with DeepSpeed: ds_config.json is its configuration, job.json describes the network and its rows.
 
     deepspeed train.py --data FILE
 
-rows.py says what FILE holds; without --data it makes a few steps on made-up rows.
+rows.py describes FILE; without --data a few steps run on made-up rows.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Trains with Hugging Face's Trainer: training_args.json are its arguments, job.json says what is trained.
+"""Trains with Hugging Face's Trainer: training_args.json has its arguments, job.json describes network and rows.
 
     python train.py --data FILE        (or the launcher's command)
 
-rows.py says what FILE holds; without --data it makes a few steps on made-up rows.
+rows.py describes FILE; without --data a few steps run on made-up rows.
 """
 
 import json
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 
 def arguments(**others: Any) -> TrainingArguments:
-    """training_args.json; a key that this transformers does not know is an error."""
+    """Return training_args.json; a key that the installed transformers does not know is an error."""
     said = json.loads((HERE / "training_args.json").read_text(encoding="utf-8"))
     if "parallelism_config" in said:
         from accelerate import ParallelismConfig

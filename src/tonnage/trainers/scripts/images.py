@@ -1,6 +1,6 @@
 """The rows that are trained on: conversations about images.  Used by train.py.
 
-Each line of the file of --data is one of them, as JSON; the paths of images count from its folder:
+Each line of the file of --data is a conversation as JSON; paths of images are relative to the file's folder:
 
     {"images": ["cat.jpg"],
      "messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is this?"}]},
@@ -31,14 +31,14 @@ class Conversations(Dataset):  # type: ignore[type-arg, misc]
         self.job = job
         self.folder = path.parent
         self.lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        if not all(line.get("images") for line in self.lines):  # FSDP would wait for a rank that sees nothing
+        if not all(line.get("images") for line in self.lines):  # under FSDP other ranks would wait for it
             raise ValueError(f"{path} has rows without images.")
         self.processor = AutoProcessor.from_pretrained(job.model)
         if self.processor.tokenizer.pad_token is None:
             self.processor.tokenizer.pad_token = self.processor.tokenizer.eos_token
         size = getattr(self.processor.image_processor, "size", None)
         if job.image_size is not None and size is not None and set(dict(size)) == {"longest_edge"}:
-            size["longest_edge"] = max(job.image_size)  # to which some enlarge what is smaller (SmolVLM)
+            size["longest_edge"] = max(job.image_size)  # some processors enlarge smaller images to it (SmolVLM)
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -48,10 +48,10 @@ class Conversations(Dataset):  # type: ignore[type-arg, misc]
         return {**line, "images": [opened(self.folder / name, self.job.image_size) for name in line["images"]]}
 
     def batch(self, rows: list[dict[str, Any]]) -> Batch:
-        """What the processor makes of several rows, each as long as the job has it.
+        """Return the tensors that the processor makes of several rows, each padded or cut to the job's length.
 
-        Padding stands behind the words, where none of them looks: so no mask is handed on, without which attention
-        takes its fastest kernels.
+        Padding comes after the words, and no word attends to what comes after it.  So no mask is passed on, and
+        attention takes its fastest kernels.
         """
         made = self.processed(
             [row["messages"] for row in rows],
@@ -70,7 +70,10 @@ class Conversations(Dataset):  # type: ignore[type-arg, misc]
         return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in made.items()}
 
     def processed(self, conversations: list[Any], **options: Any) -> Any:
-        """By the network's own template; without one (PaliGemma) a row is a question and the answer to be learned."""
+        """Return the processor's tensors, by the network's own template.
+
+        Without a template (PaliGemma) a row is a question and the answer to be learned.
+        """
         if self.processor.chat_template is not None:
             texts = [self.processor.apply_chat_template(messages, tokenize=False) for messages in conversations]
             return self.processor(text=texts, add_special_tokens=False, **options)
@@ -79,12 +82,12 @@ class Conversations(Dataset):  # type: ignore[type-arg, misc]
             for messages, images in zip(conversations, options["images"], strict=True)
         ]
         made = self.processor(text=asked, suffix=[words(messages[-1]) for messages in conversations], **options)
-        made["token_type_ids"][made["attention_mask"] == 0] = 1  # as the answer's, at which no question looks
+        made["token_type_ids"][made["attention_mask"] == 0] = 1  # as for the answer, to which no question attends
         return made
 
 
 def opened(path: Path, size: list[int] | None) -> Any:
-    """The image, shrunk to as many pixels as the job counts on."""
+    """Return the image, shrunk to as many pixels as the job counts on."""
     from PIL import Image
 
     image = Image.open(path).convert("RGB")
@@ -95,7 +98,7 @@ def opened(path: Path, size: list[int] | None) -> Any:
 
 
 def words(message: dict[str, Any]) -> str:
-    """The text of a message."""
+    """Return the text of a message."""
     return " ".join(part["text"] for part in message["content"] if part["type"] == "text")
 
 
@@ -129,10 +132,10 @@ class MadeUp(Dataset):  # type: ignore[type-arg, misc]
         }
 
     def batch(self, rows: list[Batch]) -> Batch:
-        """Several rows in one: of some networks a row has many rows of patches, or of tiles."""
+        """Return several rows as one batch; a row may have many rows of patches, or of tiles."""
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
 def dataset(job: Job, data: str | None, made_up: int) -> Any:
-    """The conversations of a file; or `made_up` rows."""
+    """Return the conversations of a file, or `made_up` rows."""
     return MadeUp(job, made_up) if data is None else Conversations(job, Path(data))

@@ -1,4 +1,4 @@
-"""What is trained: the network and its adapters, as job.json says.  Used by train.py.
+"""The network that is trained and its adapters, as job.json describes them.  Used by train.py.
 
 Needs torch and transformers; peft for adapters, bitsandbytes for quantized weights.
 """
@@ -18,20 +18,20 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """job.json; what it does not say stays None."""
+    """The fields of job.json; those that it leaves out stay None."""
 
     model: str
     """A Hub id or a folder."""
     seq_len: int
     """Tokens of a row."""
     weights_dtype: str
-    """In which weights are loaded."""
+    """The dtype in which weights are loaded."""
     auto_class: str = "AutoModelForCausalLM"
     """transformers' class that loads the network."""
     images_dtype: str | None = None
-    """In which the network gets images."""
+    """The dtype in which the network gets images."""
     image_size: list[int] | None = None
-    """Width and height with as many pixels as an image has at most; None: the network has a size of its own."""
+    """Width and height whose product is the most pixels of an image; None: the network has a size of its own."""
     image_token: int | None = None
     """The token that stands for a part of an image."""
     attn_implementation: str | None = None
@@ -41,54 +41,54 @@ class Job:
     lora: dict[str, Any] | None = None
     """Fields of peft.LoraConfig."""
     adapters_dtype: str | None = None
-    """In which adapters are trained; None: in float32, as PEFT makes them."""
+    """The dtype in which adapters are trained; None: float32, as PEFT makes them."""
     quantization: dict[str, Any] | None = None
     """Fields of transformers.BitsAndBytesConfig."""
     cast_unquantized: bool = False
-    """Whether what is not quantized is cast to fp32."""
+    """True if weights that are not quantized are cast to fp32."""
     precision: str | None = None
-    """Where train.py itself sees to it: bf16-mixed, fp16-mixed, bf16-true, fp16-true or fp32."""
+    """The precision, where train.py itself sets it: bf16-mixed, fp16-mixed, bf16-true, fp16-true or fp32."""
     micro_batch: int | None = None
     """Rows of one forward pass."""
     grad_accum: int | None = None
     """Micro-batches of a step."""
     optimizer: str | None = None
-    """Which one train.py makes."""
+    """The optimizer that train.py makes."""
     clip_grad_norm: float | None = None
-    """Norm to which gradients are scaled down."""
+    """The norm to which gradients are scaled down."""
     checkpointing: str | None = None
-    """Which layers train.py checkpoints: full, selective or every-N."""
+    """The layers that train.py checkpoints: full, selective or every-N."""
     loss: str | None = None
     """chunked: head and loss in slices of tokens."""
     shard: str | None = None
-    """How train.py divides among the ranks."""
+    """How train.py divides the network among the ranks."""
     param_offload: bool = False
-    """Whether divided parameters rest on the host."""
+    """True if divided parameters are kept on the host."""
     replicas: int | None = None
     """Groups of ranks that each have all parameters (hsdp)."""
     compile: str | None = None
-    """What torch.compile makes kernels of: layers (one by one) or model."""
+    """The parts that torch.compile compiles: layers (one by one) or model."""
     sync_each_batch: bool = False
-    """Whether gradients are averaged after every micro-batch."""
+    """True if gradients are averaged after every micro-batch."""
 
 
 def read(folder: Path = Path(__file__).parent) -> Job:
-    """job.json of a folder; TypeError for a key that is not known."""
+    """Return job.json of a folder.  Raises TypeError for an unknown key."""
     return Job(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
 
 
 def options() -> argparse.Namespace:
-    """The command line of every train.py."""
+    """Return the command line of every train.py."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", help="what rows.py reads; without it rows are made up, to try")
     parser.add_argument("--random-weights", action="store_true", help="only the configuration is read")
     parser.add_argument("--steps", type=int, default=3, help="optimizer steps on made-up rows")
-    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher says it here as well
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher passes it here as well
     return parser.parse_args()
 
 
 def network(job: Job, random_weights: bool = False) -> Any:
-    """The network on the host (quantized: on this process's GPU), with adapters if there are any."""
+    """Return the network on the host; a quantized one is on this process's GPU."""
     import transformers
 
     auto = getattr(transformers, job.auto_class)
@@ -102,13 +102,13 @@ def network(job: Job, random_weights: bool = False) -> Any:
         made = at_random(auto, transformers.AutoConfig.from_pretrained(job.model), chosen)
     else:
         made = auto.from_pretrained(job.model, **chosen)
-    # Else every forward copies keys and values, as if it were to generate.
+    # Otherwise every forward pass copies keys and values as for generation.
     made.config.get_text_config().use_cache = False
     return made.train()
 
 
 def at_random(auto: Any, config: Any, chosen: dict[str, Any]) -> Any:
-    """The network without its checkpoint; to be quantized, what it was made with takes the checkpoint's place."""
+    """Return the network with random weights; to be quantized, they are loaded in place of the checkpoint."""
     loading = ("quantization_config", "device_map")
     made: Any = auto.from_config(config, **{name: value for name, value in chosen.items() if name not in loading})
     if "quantization_config" not in chosen:
@@ -119,7 +119,7 @@ def at_random(auto: Any, config: Any, chosen: dict[str, Any]) -> Any:
 
 
 def adapted(job: Job, made: Any) -> Any:
-    """The network inside PEFT's, if the job has adapters."""
+    """Return the network with PEFT's adapters, if the job has any."""
     if job.lora is None:
         return made
     import peft
@@ -139,14 +139,14 @@ def adapted(job: Job, made: Any) -> Any:
 
 @contextlib.contextmanager
 def attention(job: Job) -> Iterator[None]:
-    """Around the whole training: only the backend that was asked for."""
+    """Allow only the attention backend of the job, around the whole training."""
     backend: AbstractContextManager[Any] = contextlib.nullcontext()
     if job.sdpa_backend is not None:
         import transformers.integrations.sdpa_attention
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         backend = sdpa_kernel(getattr(SDPBackend, job.sdpa_backend))
-        if job.sdpa_backend == "EFFICIENT_ATTENTION":  # which takes no grouped keys and values: repeat them
+        if job.sdpa_backend == "EFFICIENT_ATTENTION":  # it takes no grouped keys and values: repeat them
             transformers.integrations.sdpa_attention.use_gqa_in_sdpa = lambda *_given: False
     with backend:
         yield

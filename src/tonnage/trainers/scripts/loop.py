@@ -1,7 +1,4 @@
-"""What a loop of one's own does to network and optimizer: checkpointing, a loss in slices, the optimizer's class.
-
-Used by train.py where no trainer does it.
-"""
+"""Checkpointing, a loss in slices and the optimizer, for a train.py with a training loop of its own."""
 
 import importlib
 from functools import partial
@@ -38,13 +35,13 @@ OPTIMIZERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def optimizer(said: job.Job, parameters: Any, lr: float = 1e-4) -> Any:
-    """The optimizer that job.json names, over these parameters."""
+    """Return the optimizer that job.json names, over these parameters."""
     module, name, others = OPTIMIZERS[said.optimizer or "adamw"]
     return getattr(importlib.import_module(module), name)(parameters, lr=lr, **others)
 
 
 def checkpointed(said: job.Job, model: Any) -> Any:
-    """The layers of transformers' network run again in backward: all, or every N-th; selective keeps products."""
+    """Return the network with layers that run again in backward: all, or every N-th; selective keeps products."""
     if said.checkpointing is None:
         return model
     network = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -62,9 +59,9 @@ def checkpointed(said: job.Job, model: Any) -> Any:
 
 
 def kept(model: nn.Module) -> list[Any]:
-    """Matrix products and fused attention, as this torch has them.
+    """Return the operations whose outputs are kept: matrix products and fused attention, as this torch has them.
 
-    But for those of experts with a bias, which transformers adds in place: what is kept must stay as it was.
+    Left out are those of experts with a bias, which transformers adds in place: kept tensors must not change.
     """
     in_place = any(getattr(part, "has_bias", False) is True for part in model.modules())
     products = [name for name in KEPT if name != "_grouped_mm" or not in_place]
@@ -74,7 +71,7 @@ def kept(model: nn.Module) -> list[Any]:
 
 
 def in_slices(said: job.Job, model: nn.Module) -> nn.Module:
-    """The network whose forward returns the loss alone, never having all logits at once."""
+    """Return the network with a forward that returns the loss alone and never has all logits at once."""
     if said.loss == "chunked":
         network: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         network.forward = MethodType(_loss_in_slices, network)
@@ -90,7 +87,7 @@ def _loss_in_slices(network: Any, labels: Tensor, **inputs: Any) -> tuple[Tensor
 
 
 def _summed(network: Any, hidden: Tensor, targets: Tensor) -> Tensor:
-    """The head with the scalings that some families apply (Granite, Cohere, Gemma), and the sum of the losses."""
+    """Return the sum of a slice's losses, with the scalings that some families apply (Granite, Cohere, Gemma)."""
     config = network.config.get_text_config()
     scores = network.get_output_embeddings()(hidden)
     if (divisor := getattr(config, "logits_scaling", None)) is not None:
@@ -99,5 +96,5 @@ def _summed(network: Any, hidden: Tensor, targets: Tensor) -> Tensor:
         scores = scores * factor
     if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
         scores = torch.tanh(scores / cap) * cap
-    scores = scores.float()  # in its own place: nothing keeps the others
+    scores = scores.float()  # under the same name, so that the scores in the narrow dtype are freed
     return cross_entropy(scores, targets, reduction="sum", ignore_index=-100)

@@ -22,12 +22,12 @@ class Rows(Dataset):  # type: ignore[type-arg, misc]
         return {"input_ids": self.tokens[index], "labels": self.tokens[index].clone()}
 
     def batch(self, rows: list[dict[str, torch.Tensor]]) -> Any:
-        """Several rows in one."""
+        """Return several rows as one batch."""
         return default_collate(rows)
 
 
 def dataset(job: Job, data: str | None, made_up: int) -> Rows:
-    """The text of a file in rows, without what is left at its end; or `made_up` rows of random tokens."""
+    """Return the text of a file in full rows, without the rest at its end; or `made_up` rows of random tokens."""
     from transformers import AutoConfig
 
     if data is None:
@@ -39,7 +39,7 @@ def dataset(job: Job, data: str | None, made_up: int) -> Rows:
 
 
 def texts(path: Path) -> list[str]:
-    """The documents of a file."""
+    """Return the documents of a file."""
     content = path.read_text(encoding="utf-8")
     if path.suffix == ".jsonl":
         return [json.loads(line)["text"] for line in content.splitlines() if line.strip()]
@@ -47,7 +47,7 @@ def texts(path: Path) -> list[str]:
 
 
 def tokenised(job: Job, documents: list[str]) -> list[int]:
-    """All documents one behind the other, each with the tokenizer's end after it."""
+    """Return the tokens of all documents in a row, each followed by the tokenizer's end token."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(job.model)

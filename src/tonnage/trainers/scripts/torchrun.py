@@ -1,8 +1,8 @@
-"""Trains with torch alone: DDP, ZeroRedundancyOptimizer or FSDP2, as job.json says.
+"""Trains with torch alone: DDP, ZeroRedundancyOptimizer or FSDP2, as job.json sets it.
 
     torchrun --nproc-per-node 8 train.py --data FILE
 
-rows.py says what FILE holds; without --data it makes a few steps on made-up rows.
+rows.py describes FILE; without --data a few steps run on made-up rows.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ MIXED = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers: the outermost lists of modules of one class."""
+    """Return the repeated layers: the outermost lists of modules of one class."""
     parts = list(model.children())
     if isinstance(model, nn.ModuleList | nn.Sequential) and len({type(part) for part in parts}) == 1:
         return parts
@@ -36,7 +36,7 @@ def layers(model: nn.Module) -> list[nn.Module]:
 
 
 def sharded(said: job.Job, model: nn.Module) -> nn.Module:
-    """Parameters divided among the ranks, a layer at a time."""
+    """Divide the parameters among the ranks, layer by layer."""
     ranks = dist.get_world_size()
     if said.shard == "hsdp":
         assert said.replicas is not None
@@ -60,7 +60,7 @@ def sharded(said: job.Job, model: nn.Module) -> nn.Module:
 
 
 def compiled(said: job.Job, model: nn.Module) -> nn.Module:
-    """Kernels of Inductor's, made at the first step: of each layer inside its checkpoint and its gathered weights."""
+    """Compile the network, or each layer inside its checkpoint and gathered weights, at the first step."""
     if said.compile == "layers":
         for layer in layers(model):
             layer.compile()
@@ -70,7 +70,7 @@ def compiled(said: job.Job, model: nn.Module) -> nn.Module:
 
 
 def distributed(said: job.Job, model: nn.Module, device: torch.device) -> nn.Module:
-    """The network on its ranks."""
+    """Return this rank's network."""
     if said.shard in FSDP2:
         return sharded(said, model)
     model = model.to(device)
@@ -79,7 +79,7 @@ def distributed(said: job.Job, model: nn.Module, device: torch.device) -> nn.Mod
 
 @contextlib.contextmanager
 def local_gradients(said: job.Job, model: Any, last: bool) -> Iterator[None]:
-    """Gradients are averaged after the last micro-batch only."""
+    """Average gradients after the last micro-batch only."""
     if said.shard is None or last or said.sync_each_batch:
         yield
     elif said.shard in FSDP2:
@@ -92,7 +92,7 @@ def local_gradients(said: job.Job, model: Any, last: bool) -> Iterator[None]:
 
 
 def step(said: job.Job, model: Any, update: Any, scaler: Any, batches: Iterator[Any], device: torch.device) -> float:
-    """One optimizer step; the loss of its last micro-batch."""
+    """Run one optimizer step and return the loss of its last micro-batch."""
     accumulated = said.grad_accum or 1
     compute = None if said.shard in FSDP2 else MIXED.get(said.precision or "")
     value = 0.0
@@ -104,7 +104,7 @@ def step(said: job.Job, model: Any, update: Any, scaler: Any, batches: Iterator[
                 loss = model(**batch)[0] / accumulated
             scaler.scale(loss).backward()
             if last:
-                value = float(loss.detach()) * accumulated  # beside the optimizer nothing of it is on the card
+                value = float(loss.detach()) * accumulated  # the tensors must not outlive backward
             del loss, batch
     if said.clip_grad_norm is not None:
         scaler.unscale_(update)
@@ -116,7 +116,7 @@ def step(said: job.Job, model: Any, update: Any, scaler: Any, batches: Iterator[
 
 
 def made_optimizer(said: job.Job, model: nn.Module) -> Any:
-    """The optimizer over what is trained; ZeRO-1 divides its states."""
+    """Return the optimizer over the trained parameters; ZeRO-1 divides its states."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if said.shard != "zero1":
         return optimizer(said, parameters)
@@ -124,7 +124,7 @@ def made_optimizer(said: job.Job, model: nn.Module) -> Any:
 
 
 def endless(loader: DataLoader[Any], sampler: Any) -> Iterator[Any]:
-    """Batches, epoch after epoch."""
+    """Yield batches, epoch after epoch."""
     epoch = 0
     while True:
         if sampler is not None:
@@ -134,7 +134,7 @@ def endless(loader: DataLoader[Any], sampler: Any) -> Iterator[Any]:
 
 
 def save(model: Any, said: job.Job) -> None:
-    """The whole network from rank 0, as from_pretrained takes it."""
+    """Save the whole network from rank 0, as from_pretrained takes it."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))

@@ -1,4 +1,4 @@
-"""A recipe for torchtitan 0.3: one of its own networks, with what recipe.json says in place of its defaults.
+"""A recipe for torchtitan 0.3: one of its own networks, with the settings of recipe.json in place of its defaults.
 
     torchrun --nproc-per-node 8 -m torchtitan.train --module recipe --config training
 
@@ -22,7 +22,7 @@ CHECKPOINTING: dict[str, Any] = {"none": None, "full": FullAC.Config, "selective
 
 
 def training() -> Trainer.Config:
-    """The whole configuration."""
+    """Return the whole configuration."""
     said: dict[str, Any] = json.loads((Path(__file__).parent / "recipe.json").read_text(encoding="utf-8"))
     config = config_registry.llama3_8b()
     config.hf_assets_path = said["hf_assets_path"]

@@ -1,9 +1,9 @@
-"""Trains with TRL's SFTTrainer: sft_config.json are its arguments, job.json says what is trained.
+"""Trains with TRL's SFTTrainer: sft_config.json has its arguments, job.json describes network and rows.
 
     python train.py --data texts.jsonl        (or the launcher's command)
 
 Rows are full sequences; for conversations, drop dataset_kwargs from sft_config.json and give SFTTrainer your own
-dataset.  Without --data it makes a few steps on made-up rows.
+dataset.  Without --data a few steps run on made-up rows.
 """
 
 import json
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 
 def arguments(**others: Any) -> SFTConfig:
-    """sft_config.json; a key that this TRL does not know is an error."""
+    """Return sft_config.json; a key that the installed TRL does not know is an error."""
     said = json.loads((HERE / "sft_config.json").read_text(encoding="utf-8"))
     if "parallelism_config" in said:
         from accelerate import ParallelismConfig
@@ -31,7 +31,7 @@ def arguments(**others: Any) -> SFTConfig:
 
 
 def tokenizer(said: job.Job, made_up: bool) -> Any:
-    """The network's; for made-up rows one that knows two words."""
+    """Return the network's tokenizer; for made-up rows one with two words."""
     if not made_up:
         return AutoTokenizer.from_pretrained(said.model)
     from tokenizers import Tokenizer

@@ -1,8 +1,9 @@
 """torchtitan's own networks, each with the shapes of a Hugging Face configuration.
 
-Written against torchtitan 0.3.  A network begins as the debug model of its family, which brings the initialisers
-(what they draw does not matter, but the buffers that they draw into leave gaps), how it is divided and what its
-optimizer does besides; shapes are put in, and layers come from the functions that the family's flavors call.
+Written against torchtitan 0.3.  A network begins as the debug model of its family.  That brings the initialisers (the
+values they draw do not matter, but the buffers that they draw into leave gaps), how the network is divided, and what
+its optimizer does besides.  The shapes are put in, and the layers come from the functions that the family's flavors
+call.
 """
 
 from __future__ import annotations
@@ -21,40 +22,40 @@ if TYPE_CHECKING:
     from tonnage.plans import Plan
 
 Layers = Callable[[Any, Mapping[str, Any], str], list[Any]]
-"""The layers' configurations, of the family's module, the shapes and the name of an attention."""
+"""Makes the layers' configurations from the family's module, the shapes and the name of an attention."""
 
 EXCHANGE: Final = "standard"
-"""How tokens go to experts of other ranks (`moe_comm_backend`): its default, torch's all-to-all."""
+"""How tokens go to experts of other ranks (`moe_comm_backend`): torchtitan's default, torch's all-to-all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What a `model_type` is to torchtitan."""
+    """torchtitan's network for a `model_type`."""
 
     family: str
     """The module of `torchtitan.models`."""
     layers: Layers
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of a configuration that it has no place for, and the value that it takes for granted: the default of
-    transformers, so that a field may be missing."""
+    """Fields of a configuration that torchtitan has no setting for, each with the value that it assumes: the default
+    of transformers, so that a field may be missing."""
 
 
 def refusal(job: Job, plan: Plan) -> Refusal | None:
-    """Why there is no network of torchtitan's with the shapes of this configuration."""
+    """Return why torchtitan has no network with the shapes of this configuration."""
     kind = job.model.config.get("model_type")
     network = NETWORKS.get(str(kind))
     if network is None:
-        return _refused(plan, f"it trains networks of its own; of {kind or 'this model'} there is none here")
-    for name, value in network.fixed.items():
-        said = job.model.config.get(name)
-        if said is not None and said != value:
-            return _refused(plan, f"its {network.family} has no {name} {said}")
+        return _refuse(plan, f"it trains networks of its own; of {kind or 'this model'} there is none here")
+    for name, assumed in network.fixed.items():
+        value = job.model.config.get(name)
+        if value is not None and value != assumed:
+            return _refuse(plan, f"its {network.family} has no {name} {value}")
     if network.family == "deepseek_v3" and not job.model.config.get("n_shared_experts", 1):
-        return _refused(plan, "its deepseek_v3 has experts that all tokens share, and the configuration none")
-    return _too_long(job) or _uneven(job, plan)
+        return _refuse(plan, "its deepseek_v3 has experts that all tokens share, and the configuration none")
+    return _refuse_length(job) or _refuse_widths(job, plan)
 
 
-def _refused(plan: Plan, reason: str) -> Refusal:
+def _refuse(plan: Plan, reason: str) -> Refusal:
     return Refusal(
         technique=f"engine={plan.engine}",
         reason=reason,
@@ -62,7 +63,8 @@ def _refused(plan: Plan, reason: str) -> Refusal:
     )
 
 
-def _too_long(job: Job) -> Refusal | None:
+def _refuse_length(job: Job) -> Refusal | None:
+    """Return the refusal of sequences that are longer than the configuration's positions."""
     positions = job.model.positions
     if positions is None or job.seq_len <= positions:
         return None
@@ -73,8 +75,8 @@ def _too_long(job: Job) -> Refusal | None:
     )
 
 
-def _uneven(job: Job, plan: Plan) -> Refusal | None:
-    """Of latent attention: torch's flash kernels take values that are as wide as keys."""
+def _refuse_widths(job: Job, plan: Plan) -> Refusal | None:
+    """Return the refusal of latent attention by torch's flash kernels, whose values must be as wide as keys."""
     config = job.model.config
     keys = config.get("qk_nope_head_dim", 0) + config.get("qk_rope_head_dim", 0)
     if plan.attention != "flash" or keys == config.get("v_head_dim", 0):
@@ -88,43 +90,46 @@ def _uneven(job: Job, plan: Plan) -> Refusal | None:
 
 
 def spec(model: ModelRef, attention: str) -> Any:
-    """What `model_registry` of its family returns for a model of its own list; `attention` by torchtitan's name."""
+    """Return what the family's `model_registry` returns for a model of its list; `attention` is torchtitan's name."""
     network = NETWORKS[model.config["model_type"]]
     family = import_module(f"torchtitan.models.{network.family}")
-    own = family.model_registry("debugmodel", attn_backend=attention)
-    shapes = _completed(model.config)
+    debug = family.model_registry("debugmodel", attn_backend=attention)
+    shapes = _with_defaults(model.config)
     layers = network.layers(family, shapes, attention)
-    return replace(own, flavor=model.name, model=_shaped(own.model, family, shapes, layers), state_dict_adapter=None)
+    network_config = _reshape(debug.model, family, shapes, layers)
+    return replace(debug, flavor=model.name, model=network_config, state_dict_adapter=None)
 
 
-def _completed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with what transformers adds where it says nothing."""
+def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration with transformers' defaults for the fields that it leaves out."""
     from transformers import AutoConfig
 
     fields: dict[str, Any] = AutoConfig.for_model(**deepcopy(dict(config))).to_dict()
     return fields
 
 
-def _shaped(own: Any, family: Any, shapes: Mapping[str, Any], layers: list[Any]) -> Any:
-    """Another network of this kind: embedding, final norm and head of these shapes, and these layers."""
+def _reshape(debug: Any, family: Any, shapes: Mapping[str, Any], layers: list[Any]) -> Any:
+    """Return a network like the debug model with embedding, final norm and head of these shapes, and these layers."""
     from torchtitan.models.common.param_init import skip_param_init
 
     dim, words, tied = shapes["hidden_size"], shapes["vocab_size"], bool(shapes["tie_word_embeddings"])
-    begun = {"weight": skip_param_init} if tied else family._EMBEDDING_INIT
+    embedding_init = {"weight": skip_param_init} if tied else family._EMBEDDING_INIT
     return replace(
-        own,
+        debug,
         dim=dim,
         vocab_size=words,
         enable_weight_tying=tied,
-        tok_embeddings=replace(own.tok_embeddings, num_embeddings=words, embedding_dim=dim, param_init=begun),
-        norm=replace(own.norm, normalized_shape=dim),
-        lm_head=replace(own.lm_head, in_features=dim, out_features=words),
+        tok_embeddings=replace(
+            debug.tok_embeddings, num_embeddings=words, embedding_dim=dim, param_init=embedding_init
+        ),
+        norm=replace(debug.norm, normalized_shape=dim),
+        lm_head=replace(debug.lm_head, in_features=dim, out_features=words),
         layers=layers,
     )
 
 
 def _llama(family: Any, shapes: Mapping[str, Any], attention: str) -> list[Any]:
-    """As `_build_llama3_layers`, which knows no width of a head but dim / heads."""
+    """Return layers as `_build_llama3_layers` makes them, which knows no width of a head but dim / heads."""
     from torchtitan.models.common import RMSNorm
     from torchtitan.models.common.config_utils import get_attention_config, make_ffn_config, make_gqa_config
     from torchtitan.models.llama3.model import Llama3TransformerBlock
@@ -134,14 +139,14 @@ def _llama(family: Any, shapes: Mapping[str, Any], attention: str) -> list[Any]:
     rope = _rope("ComplexRoPE", shapes, heads["head_dim"])
 
     def layer(number: int) -> Any:
-        begun, last = family._LINEAR_INIT, family._depth_init(number)
+        init, depth_init = family._LINEAR_INIT, family._depth_init(number)
         return Llama3TransformerBlock.Config(
             attention_norm=norm,
             ffn_norm=norm,
             attention=make_gqa_config(
                 **heads,
-                wqkv_param_init=begun,
-                wo_param_init=last,
+                wqkv_param_init=init,
+                wo_param_init=depth_init,
                 inner_attention=get_attention_config(attention),
                 fuse_qkv=True,
                 rope=rope,
@@ -149,8 +154,8 @@ def _llama(family: Any, shapes: Mapping[str, Any], attention: str) -> list[Any]:
             feed_forward=make_ffn_config(
                 dim=heads["dim"],
                 hidden_dim=shapes["intermediate_size"],
-                w1_param_init=begun,
-                w2w3_param_init=last,
+                w1_param_init=init,
+                w2w3_param_init=depth_init,
             ),
         )
 
@@ -187,7 +192,7 @@ def _qwen3_moe(family: Any, shapes: Mapping[str, Any], attention: str) -> list[A
 
 
 def _deepseek(family: Any, shapes: Mapping[str, Any], attention: str) -> list[Any]:
-    """Of both generations: the second one's routers score by softmax, the third one's by sigmoid."""
+    """Return layers of DeepSeek-V2, whose routers score by softmax, or of V3, whose routers score by sigmoid."""
     grouped = (shapes["n_group"] or 1) > 1
     layers: list[Any] = family._build_dsv3_layers(
         n_layers=shapes["num_hidden_layers"],
@@ -216,7 +221,10 @@ def _deepseek(family: Any, shapes: Mapping[str, Any], attention: str) -> list[An
 
 
 def _gpt_oss(family: Any, shapes: Mapping[str, Any], attention: str) -> list[Any]:
-    """As its flavors; what makes their layers knows no heads but theirs, so that attention is made again."""
+    """Return layers as those of its flavors.
+
+    The function that makes them knows no heads but theirs, so that attention is made again.
+    """
     heads = _heads(shapes)
     rope = _rope("CosSinRoPE", shapes, heads["head_dim"])
     layers: list[Any] = family._build_gptoss_layers(
@@ -242,7 +250,7 @@ def _gpt_oss(family: Any, shapes: Mapping[str, Any], attention: str) -> list[Any
 
 
 def _heads(shapes: Mapping[str, Any]) -> dict[str, int]:
-    """The width of the model and of a head, and how many heads there are."""
+    """Return the width of the model and of a head, and the numbers of heads."""
     dim, heads = shapes["hidden_size"], shapes["num_attention_heads"]
     return {
         "dim": dim,
@@ -253,21 +261,21 @@ def _heads(shapes: Mapping[str, Any]) -> dict[str, int]:
 
 
 SCALINGS: Final = {"llama3": "llama", "yarn": "yarn"}
-"""`RoPE.Config.scaling` for transformers' `rope_type`; others change numbers and no shapes."""
+"""`RoPE.Config.scaling` for transformers' `rope_type`; other types change values and no shapes."""
 
 
 def _rope(kind: str, shapes: Mapping[str, Any], dim: int) -> Any:
-    """Rotary factors of `dim` elements a head, as this class of torchtitan's keeps them."""
+    """Return rotary factors of `dim` elements a head, as torchtitan's class `kind` keeps them."""
     from torchtitan.models import common
 
-    said = shapes["rope_parameters"]
-    scaling = SCALINGS.get(said["rope_type"], "none")
+    rope = shapes["rope_parameters"]
+    scaling = SCALINGS.get(rope["rope_type"], "none")
     return getattr(common, kind).Config(
         dim=dim,
         max_seq_len=shapes["max_position_embeddings"],
-        theta=said["rope_theta"],
+        theta=rope["rope_theta"],
         scaling=scaling,
-        **({"rope_factor": said["factor"], "truncate": said.get("truncate", True)} if scaling == "yarn" else {}),
+        **({"rope_factor": rope["factor"], "truncate": rope.get("truncate", True)} if scaling == "yarn" else {}),
     )
 
 
@@ -290,4 +298,4 @@ NETWORKS: Final[Mapping[str, Network]] = {
     ),
     "gpt_oss": Network(family="gpt_oss", layers=_gpt_oss, fixed={"attention_bias": True}),
 }
-"""By `model_type`."""
+"""torchtitan's network for each `model_type`."""

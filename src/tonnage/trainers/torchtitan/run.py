@@ -1,7 +1,7 @@
 """torchtitan: its own networks, its own parallelisms and its own `Trainer.train()`.
 
-Written against torchtitan 0.3.  The network has the shapes of the model's configuration; what the plan has no word
-for stays as `llama3_8b` of its config registry has it, but for CUDA graphs, which are off.
+Written against torchtitan 0.3.  The network has the shapes of the model's configuration; what the plan has no option
+for stays as `llama3_8b` of its config registry has it, except that CUDA graphs are off.
 docs/reference/engines.md has the differences to tonnage's own loop.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.catalog.optimizers import words
 from tonnage.techniques.expert_parallel import dealt_out, experts_of
 from tonnage.techniques.technique import Refusal
-from tonnage.trainers.engine import ANY, SHAPES, Engine
-from tonnage.trainers.hf_trainer.run import alone_on_many, shared_refusal
-from tonnage.trainers.torchtitan import networks as torchtitan_networks
+from tonnage.trainers.engine import ANY, SHAPES, Engine, refuse_by_techniques, refuse_undivided
+from tonnage.trainers.torchtitan import networks
 
 if TYPE_CHECKING:
     import torch
@@ -27,12 +27,7 @@ if TYPE_CHECKING:
     from tonnage.plans import Plan
     from tonnage.step.world import World
 
-IMPLEMENTATIONS: Final = {
-    "adamw": "fused",
-    "adamw-fused": "fused",
-    "adamw-foreach": "foreach",
-    "adamw-loop": "for-loop",
-}
+IMPLEMENTATIONS: Final[Mapping[str, str]] = words("torchtitan")
 """`OptimizersContainer.Config.implementation` for each optimizer; fused is torchtitan's default."""
 
 DTYPES: Final = {
@@ -46,24 +41,24 @@ OWN: Final = ("precision", "optimizer", "checkpointing", "attention", "loss", "c
 """Options for which it has its own code, whatever a card can do."""
 
 BACKENDS: Final = {"auto": "flex", "flex": "flex", "flash": "varlen"}
-"""Its attention for each of the plan's words; flex is its default."""
+"""Its attention for each value of the plan's `attention`; flex is its default."""
 
 
 def accepts(case: Case) -> Refusal | None:
-    """What torchtitan's parts cannot be put together to, and which degrees do not divide the ranks."""
+    """Return what stands against torchtitan's networks and parallelisms, or the first refusal of the techniques."""
     plan = case.plan
     return (
-        torchtitan_networks.refusal(case.job, plan)
-        or _experts(case)
-        or _compiled(plan)
-        or alone_on_many(plan, case.cluster)
-        or _newer_flash(plan, case.cluster)
-        or shared_refusal(case, OWN)
+        networks.refusal(case.job, plan)
+        or _refuse_experts(case)
+        or _refuse_compile(plan)
+        or refuse_undivided(plan, case.cluster)
+        or _refuse_flash(plan, case.cluster)
+        or refuse_by_techniques(case, OWN)
     )
 
 
-def _experts(case: Case) -> Refusal | None:
-    """How many there are, and who shares them; the exchange of tokens is torchtitan's own."""
+def _refuse_experts(case: Case) -> Refusal | None:
+    """Return why the ranks cannot share the experts; the exchange of tokens is torchtitan's own."""
     plan = case.plan
     if plan.ep == 1:
         return None
@@ -80,8 +75,11 @@ def _experts(case: Case) -> Refusal | None:
     return dealt_out(case)
 
 
-def _compiled(plan: Plan) -> Refusal | None:
-    """Dynamo fails on DTensors whose sharding it works out with tensors of its own and the mesh's real one."""
+def _refuse_compile(plan: Plan) -> Refusal | None:
+    """Return the refusal of compiled blocks under tensor parallelism.
+
+    Dynamo fails on DTensors whose sharding it derives with tensors of its own and the mesh's real one.
+    """
     if plan.compile == "none" or plan.tp == 1:
         return None
     return Refusal(
@@ -91,7 +89,8 @@ def _compiled(plan: Plan) -> Refusal | None:
     )
 
 
-def _newer_flash(plan: Plan, cluster: Cluster) -> Refusal | None:
+def _refuse_flash(plan: Plan, cluster: Cluster) -> Refusal | None:
+    """Return the refusal of flash attention on cards for which torchtitan takes FlashAttention 3."""
     if plan.attention == "flash" and cluster.device.capability >= (9, 0):
         return Refusal(
             technique="attention=flash",
@@ -102,30 +101,33 @@ def _newer_flash(plan: Plan, cluster: Cluster) -> Refusal | None:
 
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:
-    """As `torchtitan.train` does, with made-up tokens in place of a data set and its tokenizer."""
+    """Train as `torchtitan.train` does, with made-up tokens in place of a data set and its tokenizer."""
     import torch
     from torchtitan.trainer import Trainer
 
-    from tonnage.trainers import common as given
+    from tonnage.trainers import common
 
-    os.environ.update(given.launcher_variables(world))
+    os.environ.update(common.launcher_variables(world))
     newer = hasattr(torch.distributed, "set_timeout")
-    if not newer:  # how long a group waits says nothing about memory
+    if not newer:  # the timeout of a group has no effect on memory
         torch.distributed.set_timeout = lambda timeout, group=None: None
     with tempfile.TemporaryDirectory() as folder:
-        fields = settings(job, plan, world, steps, _backend(newer))
+        fields = settings(job, plan, world, steps, _spmd_backend(newer))
         trainer = Trainer(Trainer.Config(dump_folder=folder, **fields))
         trainer.train()
     return trainer
 
 
-def _backend(newer: bool) -> str:
-    """Its way to divide parameters: its default wants a torch after 2.13, whose FSDP2 takes meshes of many axes."""
+def _spmd_backend(newer: bool) -> str:
+    """Return how it divides parameters.
+
+    Its default needs a torch after 2.13, whose FSDP2 takes meshes of many axes.
+    """
     return "spmd_types" if newer else "partial_dtensor"
 
 
 def settings(job: Job, plan: Plan, world: World, steps: int, spmd_backend: str) -> dict[str, Any]:
-    """The fields of `Trainer.Config` that say what the plan says."""
+    """Return the fields of `Trainer.Config` for a plan."""
     from torchtitan.components.checkpoint import CheckpointManager
     from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
     from torchtitan.config import CompileConfig, TrainingConfig
@@ -135,7 +137,7 @@ def settings(job: Job, plan: Plan, world: World, steps: int, spmd_backend: str) 
     parallelism = _parallelism(plan, world, spmd_backend)
     replicas = parallelism.data_parallel_replicate_degree * parallelism.data_parallel_shard_degree
     return {
-        "model_spec": torchtitan_networks.spec(job.model, BACKENDS[plan.attention]),
+        "model_spec": networks.spec(job.model, BACKENDS[plan.attention]),
         "loss": _loss(job, plan),
         "optimizer": optimizer,
         "lr_scheduler": LRSchedulersContainer.Config(warmup_steps=1),
@@ -153,7 +155,7 @@ def settings(job: Job, plan: Plan, world: World, steps: int, spmd_backend: str) 
         "activation_checkpoint": _checkpointing(plan),
         "compile": CompileConfig(enable=plan.compile == "layers"),
         "checkpoint": CheckpointManager.Config(enable=False),
-        **_made_up(),
+        **_made_up_data(),
     }
 
 
@@ -186,8 +188,8 @@ def _loss(job: Job, plan: Plan) -> Any:
     return ChunkedLossWrapper.Config(loss_fn=plain) if plan.loss == "chunked" else plain
 
 
-def _made_up() -> dict[str, Any]:
-    """A loader of full rows of one document each, and a tokenizer that nobody asks."""
+def _made_up_data() -> dict[str, Any]:
+    """Return a loader of full rows of one document each, and a tokenizer that is never called."""
     from dataclasses import dataclass
 
     import torch
@@ -195,11 +197,11 @@ def _made_up() -> dict[str, Any]:
     from torchtitan.components.tokenizer import BaseTokenizer
 
     class Tokens(BaseDataLoader):  # type: ignore[misc, unused-ignore]
-        """Batches of (rows, tokens), as torchtitan's loaders give them."""
+        """A loader of batches (rows, tokens), as torchtitan's loaders give them."""
 
         @dataclass(kw_only=True, slots=True)
         class Config(BaseDataLoader.Config):  # type: ignore[misc, name-defined, unused-ignore]
-            """Nothing to say."""
+            """No fields of its own."""
 
         def __init__(self, config: Config, *, seq_len: int, local_batch_size: int, **others: object) -> None:
             self.shape = (local_batch_size, seq_len)
@@ -217,11 +219,11 @@ def _made_up() -> dict[str, Any]:
             return
 
     class Words(BaseTokenizer):  # type: ignore[misc, unused-ignore]
-        """Knows none."""
+        """A tokenizer without a vocabulary."""
 
         @dataclass(kw_only=True, slots=True)
         class Config(BaseTokenizer.Config):  # type: ignore[misc, name-defined, unused-ignore]
-            """Nothing to say."""
+            """No fields of its own."""
 
         def __init__(self, config: Config, **others: object) -> None:
             super().__init__()

@@ -11,9 +11,11 @@ from typing import Any, Final
 from tonnage.errors import UsageError
 from tonnage.job import Job
 from tonnage.trainers import launching
-from tonnage.trainers.target import File, Target, Wish, Written, flat
-from tonnage.trainers.torchtitan import networks
-from tonnage.trainers.torchtitan import run as engine
+from tonnage.trainers.job_file import script
+from tonnage.trainers.target import ExportRequest, File, Target, Written, flat, json_file
+from tonnage.trainers.torchtitan.networks import NETWORKS
+from tonnage.trainers.torchtitan.run import BACKENDS, DTYPES, IMPLEMENTATIONS
+from tonnage.trainers.torchtitan.run import TORCHTITAN as ENGINE
 
 _HEADS: Final = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 _WORDS: Final = ("vocab_size", "tie_word_embeddings")
@@ -34,10 +36,10 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "deepseek_v3": _LATENT,
     "gpt_oss": (*_HEADS, "head_dim", "intermediate_size", "num_local_experts", "num_experts_per_tok", *_WORDS),
 }
-"""What tells one network from another, for each `model_type`."""
+"""The fields that tell one network from another, for each `model_type`."""
 
 DEFAULTS: Final = {"tie_word_embeddings": False}
-"""Of transformers, where a configuration says nothing."""
+"""transformers' value of a field that a configuration leaves out."""
 
 FLAVORS: Final[Mapping[str, Mapping[str, tuple[int | bool | None, ...]]]] = {
     "llama": {
@@ -74,10 +76,10 @@ FLAVORS: Final[Mapping[str, Mapping[str, tuple[int | bool | None, ...]]]] = {
         "120b": (2880, 36, 64, 8, 64, 2880, 128, 4, 201088, False),
     },
 }
-"""Its own networks by the fields of FIELDS (torchtitan/models/*/__init__.py)."""
+"""torchtitan's own networks by the fields of FIELDS (torchtitan/models/*/__init__.py)."""
 
 LONGEST: Final = {"deepseek_v2": 16384, "deepseek_v3": 16384}
-"""Positions of its flavors, where they are fewer than the configurations'."""
+"""The positions of its flavors, where they are fewer than the configuration's."""
 
 WHY: Final = {
     "method": "torchtitan trains whole networks",
@@ -92,33 +94,33 @@ WHY: Final = {
 }
 
 
-def write(wish: Wish) -> Written:
-    """recipe.py, which is ours, and recipe.json, which it reads."""
-    said = settings(wish)
-    cluster = wish.cluster
-    launched = launching.torchrun(cluster, "-m", alone=False)
+def write(request: ExportRequest) -> Written:
+    """Return recipe.py, which is ours, and recipe.json, which it reads."""
+    recipe = settings(request)
+    cluster = request.cluster
+    launcher = launching.torchrun(cluster, "-m", alone=False)
     return Written(
         files=(
-            launching.document("recipe.json", {**said, "hf_assets_path": wish.model}),
-            File(name="recipe.py", text=launching.script("torchtitan").text),
+            json_file("recipe.json", {**recipe, "hf_assets_path": request.model}),
+            File(name="recipe.py", text=script("torchtitan").text),
         ),
-        command=(*launched, "torchtitan.train", "--module", "recipe", "--config", "training"),
-        settings=flat(said),
+        command=(*launcher, "torchtitan.train", "--module", "recipe", "--config", "training"),
+        settings=flat(recipe),
         notes=(
-            *launching.several_machines(cluster),
-            *launching.clipping(wish, "torchtitan's"),
+            *launching.note_machines(cluster),
+            *launching.note_clipping(request, "torchtitan's"),
             "hf_assets_path in recipe.json is a folder with the tokenizer; data is torchtitan's own c4.",
         ),
     )
 
 
-def settings(wish: Wish) -> dict[str, Any]:
-    """The fields of `Trainer.Config` that carry the plan."""
-    job, plan, axes = wish.job, wish.plan, wish.axes
+def settings(request: ExportRequest) -> dict[str, Any]:
+    """Return the fields of `Trainer.Config` that carry the plan."""
+    job, plan, axes = request.job, request.plan, request.axes
     return {
-        "family": networks.NETWORKS[wish.job.model.config["model_type"]].family,
-        "flavor": _flavor(wish.job),
-        "attention": engine.BACKENDS[plan.attention],
+        "family": NETWORKS[request.job.model.config["model_type"]].family,
+        "flavor": _flavor(request.job),
+        "attention": BACKENDS[plan.attention],
         "training": {
             "local_batch_size": job.micro_batch,
             "global_batch_size": job.micro_batch * job.grad_accum * axes.data_parallel,
@@ -126,7 +128,7 @@ def settings(wish: Wish) -> dict[str, Any]:
             "max_norm": float(plan.clip_grad_norm or 1.0),
             "enable_cpu_offload": plan.param_offload == "cpu",
             "disable_cuda_graphs": True,
-            **engine.DTYPES[plan.precision],
+            **DTYPES[plan.precision],
         },
         "parallelism": {
             "data_parallel_replicate_degree": axes.dp_replicate,
@@ -136,7 +138,7 @@ def settings(wish: Wish) -> dict[str, Any]:
             "expert_parallel_degree": plan.ep,
             "enable_sequence_parallel": plan.sequence_parallel != "off",
         },
-        "optimizer": {"implementation": engine.IMPLEMENTATIONS[plan.optimizer]},
+        "optimizer": {"implementation": IMPLEMENTATIONS[plan.optimizer]},
         "activation_checkpoint": plan.checkpointing,
         "compile": {"enable": plan.compile == "layers"},
         "loss": plan.loss,
@@ -144,53 +146,57 @@ def settings(wish: Wish) -> dict[str, Any]:
 
 
 def _flavor(job: Job) -> str:
+    """Return the name of torchtitan's network with these shapes.  Raises UsageError where there is none."""
     config = job.model.config
     kind = config["model_type"]
     shapes = tuple(config.get(field, DEFAULTS.get(field)) for field in FIELDS[kind])
     for flavor, known in FLAVORS[kind].items():
         if shapes == known:
-            return _long_enough(job, flavor)
+            _check_length(job, flavor)
+            return flavor
     raise UsageError(
         f"torchtitan has networks of its own (of {kind}: {', '.join(FLAVORS[kind])}), and {job.model.name} is none "
         "of them; choose another target, or one of those."
     )
 
 
-def _long_enough(job: Job, flavor: str) -> str:
+def _check_length(job: Job, flavor: str) -> None:
+    """Raise UsageError for sequences that are longer than the flavor's positions."""
     positions = LONGEST.get(job.model.config["model_type"])
     if positions is not None and job.seq_len > positions:
         raise UsageError(
             f"torchtitan's {flavor} stops at {positions} positions, and the plan has sequences of {job.seq_len}; "
             f"choose seq-len {positions} or less, or another target."
         )
-    return flavor
 
 
 def reread(folder: Path) -> Mapping[str, Any]:
-    """Of the Trainer.Config that the recipe makes, and of the network in it."""
+    """Return the settings of the Trainer.Config that the recipe makes, and of the network in it."""
     spec = importlib.util.spec_from_file_location("recipe", folder / "recipe.py")
     assert spec is not None
     assert spec.loader is not None
     recipe = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(recipe)
     config = recipe.training()
-    said = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
-    found = {
+    written = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
+    settings_read = {
         f"{part}.{name}": getattr(getattr(config, part), name)
         for part in ("training", "parallelism", "optimizer", "compile")
-        for name in said[part]
+        for name in written[part]
     }
-    kinds = {None: "none", "FullAC": "full", "SelectiveAC": "selective"}
-    made = config.activation_checkpoint
+    kinds = {"NoneType": "none", "FullAC": "full", "SelectiveAC": "selective"}
+    checkpointing = type(config.activation_checkpoint).__qualname__.partition(".")[0]
     network = config.model_spec.model
-    wide = {known[0] for flavors in FLAVORS.values() for name, known in flavors.items() if name == said["flavor"]}
+    widths = {
+        known[0] for flavors in FLAVORS.values() for name, known in flavors.items() if name == written["flavor"]
+    }
     attention = type(network.layers[0].attention.inner_attention).__qualname__.partition(".")[0]
     return {
-        **found,
-        "activation_checkpoint": kinds[type(made).__qualname__.partition(".")[0] if made is not None else None],
+        **settings_read,
+        "activation_checkpoint": kinds[checkpointing],
         "loss": "chunked" if "Chunked" in type(config.loss).__qualname__ else "plain",
         "family": config.model_spec.name,
-        "flavor": config.model_spec.flavor if network.dim in wide else None,
+        "flavor": config.model_spec.flavor if network.dim in widths else None,
         "attention": {"FlexAttention": "flex", "VarlenAttention": "varlen"}.get(attention, attention),
     }
 
@@ -198,7 +204,7 @@ def reread(folder: Path) -> Mapping[str, Any]:
 TORCHTITAN: Final = Target(
     name="torchtitan",
     packages=("torchtitan",),
-    expresses=engine.TORCHTITAN.expresses or {},
+    expresses=ENGINE.expresses or {},
     why=WHY,
     engine="torchtitan",
     write=write,

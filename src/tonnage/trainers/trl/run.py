@@ -1,7 +1,7 @@
-"""TRL's SFTTrainer: the Trainer with a language-model head that never makes all logits.
+"""TRL's SFTTrainer: the Trainer with a language-model head that never has all logits at once.
 
 TRL 1.16 always computes the loss in slices of tokens, so `--loss chunked` is the only one it has.  SFTConfig
-checkpoints by default; here the plan says whether.
+checkpoints by default; here the plan decides.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 from tonnage.techniques import chunked_loss
 from tonnage.techniques.lora import configuration, not_adapted
 from tonnage.techniques.technique import Refusal
+from tonnage.trainers.accelerate.plugin import checkpoint_kind
 from tonnage.trainers.engine import ANY, FILES, ROWS, Engine
-from tonnage.trainers.hf_trainer import run as hf_trainer
+from tonnage.trainers.hf_trainer.run import EXPRESSES, training_arguments
+from tonnage.trainers.hf_trainer.run import accepts as trainer_accepts
 
 if TYPE_CHECKING:
     from tonnage.case import Case
@@ -26,12 +28,15 @@ if TYPE_CHECKING:
 
 
 def accepts(case: Case) -> Refusal | None:
-    """Causal language models alone, what a ghost cannot do, and what stands against the Trainer."""
-    return _other_network(case) or _masks_on_the_host(case.plan) or hf_trainer.accepts(case)
+    """Return the refusal of networks that write no text, of what a ghost cannot do, or what the Trainer refuses."""
+    return _refuse_network(case) or _refuse_masks_on_host(case.plan) or trainer_accepts(case)
 
 
-def _other_network(case: Case) -> Refusal | None:
-    """There is no other loss to be chosen, and tokenised rows hold no images."""
+def _refuse_network(case: Case) -> Refusal | None:
+    """Return the refusal of networks that are not causal language models.
+
+    There is no other loss to be chosen, and tokenised rows hold no images.
+    """
     engine, other = "engine=trl", "choose engine hf-trainer"
     refusal = chunked_loss.accepts(case)
     if refusal is not None:
@@ -42,8 +47,11 @@ def _other_network(case: Case) -> Refusal | None:
     return None
 
 
-def _masks_on_the_host(plan: Plan) -> Refusal | None:
-    """`activation_offloading` moves the mask of the loss to the host and back, where a computed one is zeros."""
+def _refuse_masks_on_host(plan: Plan) -> Refusal | None:
+    """Return the refusal of `activation_offloading`.
+
+    It moves the mask of the loss to the host and back, and on a ghost a computed mask comes back as zeros.
+    """
     if plan.activation_offload != "cpu-streamed":
         return None
     return Refusal(
@@ -54,36 +62,35 @@ def _masks_on_the_host(plan: Plan) -> Refusal | None:
 
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:
-    """As a user with tokenised rows: prepared ones, which SFTTrainer takes as they are."""
+    """Train as a user with tokenised rows: prepared ones, which SFTTrainer takes as they are."""
     from trl import SFTConfig, SFTTrainer
 
     from tonnage.step.model import causal_network
     from tonnage.techniques.qlora import prepared
-    from tonnage.trainers import common as given
-    from tonnage.trainers import resume as earlier_runs
+    from tonnage.trainers import common, resume
     from tonnage.trainers.hf_trainer import callbacks
 
     def run(job: Job, world: World, steps: int, folder: str) -> object:
-        earlier_runs.check_rank(job, plan, world)
+        resume.check_rank(job, plan, world)
         steps = callbacks.last_step(job, steps)
-        given.launch(plan, world)
-        step = given.described(job, plan, world)
-        module = given.network(step)
+        common.launch(plan, world)
+        step = common.network_step(job, plan, world)
+        module = common.build_network(step)
         causal_network(module, "SFTTrainer on tokenised rows", "engine hf-trainer")
         if job.method == "qlora" and plan.unquantized_dtype == "fp32":
             module = prepared(module, step)  # by its user: SFTTrainer leaves what is not quantized as it was loaded
-        rows = given.Rows(step, module, given.rows_needed(step, steps))
+        rows = common.Rows(step, module, common.count_rows(step, steps))
         evaluated = None
         if job.eval_batch is not None:
-            evaluated = _dataset(given.evaluated(step, module), job.eval_batch, world.size)
-        with given.contexts(step):
+            evaluated = _dataset(common.evaluation_rows(step, module), job.eval_batch, world.size)
+        with common.contexts(step):
             arguments = SFTConfig(
                 output_dir=folder,
                 max_length=job.seq_len,
                 packing=job.packing is not None,
                 **({"train_sampling_strategy": "sequential"} if job.lengths else {}),  # the longest come first
                 dataset_kwargs={"skip_prepare_dataset": True},
-                **hf_trainer.settings(job, plan, world, steps),
+                **training_arguments(job, plan, world, steps),
             )
             try:
                 trainer = SFTTrainer(
@@ -93,42 +100,44 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
                     processing_class=_tokenizer(),
                     peft_config=None if job.method == "full" else configuration(job),
                     eval_dataset=evaluated,
-                    **callbacks.besides(step, module, rows, steps),
+                    **callbacks.trainer_options(step, module, rows, steps),
                 )
             except ValueError as error:
-                if _of_peft(error):
+                if _is_from_peft(error):
                     raise not_adapted(job, error) from error
                 raise
             callbacks.train(trainer, job, folder)
         return trainer
 
-    return earlier_runs.trained(job, world, steps, run, hf_trainer.parts_or_whole(job, plan))
+    return resume.run_with_files(job, world, steps, run, checkpoint_kind(job, plan))
 
 
-def _of_peft(error: ValueError) -> bool:
-    """Whether it was raised where adapters are made."""
+def _is_from_peft(error: ValueError) -> bool:
+    """Return whether it was raised where adapters are made."""
     *_, (frame, _) = walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).startswith("peft.")
 
 
 def _dataset(rows: Rows, micro_batch: int, ranks: int) -> Any:
-    """The rows, the same for each rank, with the columns that preparing them makes: of packed ones also how long
-    their documents are."""
+    """Return the rows, the same for each rank, with the columns that preparing them makes.
+
+    Packed rows have a column with the lengths of their documents.
+    """
     from datasets import Dataset
 
     from tonnage.step.batches import documents_of
 
-    made: list[Batch] = []
-    while len(made) < len(rows):
-        made += [rows[index] for index in range(micro_batch)] * ranks
-    columns = {name: [row[name][0].tolist() for row in made] for name in made[0]}
-    if rows.one.packing is not None:
-        columns["seq_lengths"] = [documents_of(len(ids), rows.one.packing) for ids in columns["input_ids"]]
+    batches: list[Batch] = []
+    while len(batches) < len(rows):
+        batches += [rows[index] for index in range(micro_batch)] * ranks
+    columns = {name: [row[name][0].tolist() for row in batches] for name in batches[0]}
+    if rows.job.packing is not None:
+        columns["seq_lengths"] = [documents_of(len(ids), rows.job.packing) for ids in columns["input_ids"]]
     return Dataset.from_dict(columns)
 
 
 def _tokenizer() -> Any:
-    """One with a padding and an end token, which is all that rows of full length ask of it."""
+    """Return a tokenizer with a padding and an end token, which is all that rows of full length need."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
@@ -141,7 +150,7 @@ TRL: Final = Engine(
     name="trl",
     packages=("trl", "datasets", "accelerate"),
     expresses={
-        **hf_trainer.EXPRESSES,
+        **EXPRESSES,
         **ROWS,
         **FILES,
         "eval_batch": ANY,

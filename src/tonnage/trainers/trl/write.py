@@ -7,57 +7,57 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tonnage.trainers import launching
-from tonnage.trainers.hf_trainer import run as engine
+from tonnage.trainers import job_file, launching
 from tonnage.trainers.hf_trainer import write as hf_trainer
-from tonnage.trainers.target import Target, Wish, Written, flat
+from tonnage.trainers.hf_trainer.run import EXPRESSES
+from tonnage.trainers.target import ExportRequest, Target, Written, flat, json_file
 
 WHY: Final = {
     **hf_trainer.WHY,
     "loss": "SFTTrainer always computes the loss in slices of tokens",
     "images": "SFTTrainer makes rows of images by a processor, and a plan has none",
-    "activation_offload": "of SFTConfig's activation_offloading it is not known what it needs",
+    "activation_offload": "the memory that SFTConfig's activation_offloading needs is not known",
 }
 
 
-def write(wish: Wish) -> Written:
-    """sft_config.json, job.json and our scripts."""
-    said = {
-        **hf_trainer.arguments(wish),
-        "max_length": wish.job.seq_len,
+def write(request: ExportRequest) -> Written:
+    """Return sft_config.json, job.json and our scripts."""
+    settings = {
+        **hf_trainer.arguments(request),
+        "max_length": request.job.seq_len,
         "dataset_kwargs": {"skip_prepare_dataset": True},
     }
-    job = launching.job_settings(wish)
+    job = job_file.job_settings(request)
     return Written(
         files=(
-            launching.document("sft_config.json", {"output_dir": "output", **said}),
-            launching.document("job.json", job),
-            *launching.scripts(wish, "trl"),
+            json_file("sft_config.json", {"output_dir": "output", **settings}),
+            json_file("job.json", job),
+            *job_file.scripts(request, "trl"),
         ),
-        command=launching.torchrun(wish.cluster, "train.py", alone=wish.plan.shard == "none"),
-        settings={**flat(said), **{f"job.{name}": value for name, value in flat(job).items()}},
-        environment=hf_trainer.host_group(wish),
+        command=launching.torchrun(request.cluster, "train.py", alone=request.plan.shard == "none"),
+        settings={**flat(settings), **{f"job.{name}": value for name, value in flat(job).items()}},
+        environment=hf_trainer.host_group(request),
         notes=(
-            *launching.several_machines(wish.cluster),
-            *launching.clipping(wish, "the Trainer's"),
-            *launching.rows(wish),
+            *launching.note_machines(request.cluster),
+            *launching.note_clipping(request, "the Trainer's"),
+            *job_file.note_rows(request),
         ),
     )
 
 
 def reread(folder: Path) -> Mapping[str, Any]:
-    """Of SFTConfig, as `hf_trainer` does it of TrainingArguments."""
+    """Return the settings that SFTConfig made of the files, as `hf_trainer` does for TrainingArguments."""
     from trl import SFTConfig
 
-    said = json.loads((folder / "sft_config.json").read_text(encoding="utf-8"))
-    return {**hf_trainer.parsed(said, SFTConfig), **hf_trainer.reread_job(folder)}
+    settings = json.loads((folder / "sft_config.json").read_text(encoding="utf-8"))
+    return {**hf_trainer.parse(settings, SFTConfig), **job_file.reread_job(folder)}
 
 
 TRL: Final = Target(
     name="trl",
     packages=("trl", "transformers", "accelerate", "datasets"),
-    expresses={**engine.EXPRESSES, "loss": ("chunked",)},
-    besides=hf_trainer.besides,
+    expresses={**EXPRESSES, "loss": ("chunked",)},
+    overrides=hf_trainer.overrides,
     why=WHY,
     engine="trl",
     scripted=True,

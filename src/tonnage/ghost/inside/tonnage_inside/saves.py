@@ -274,8 +274,8 @@ def _without_bytes(serialization: Any, zipped: bool) -> contextlib.AbstractConte
 
 
 _SMALL_BYTES = 1 << 16
-"""Largest size of tensors that keep their values: counts of steps have 4 bytes, the state of a random generator 5,056,
-and a program may have a few numbers of its own."""
+"""Largest size of tensors that keep their values: counts of steps have 4 bytes, the state of a random generator has
+5,056, and a program may have a few numbers of its own."""
 
 _VALUES = "tonnage_values"
 """Name of the record with the values of small tensors, in a file that torch saved."""

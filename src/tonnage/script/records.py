@@ -1,0 +1,70 @@
+"""The traces and errors that the processes of a dry-run command left in the folder of the run."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tonnage.trace import operations as worked
+from tonnage.trace import trace as traces
+from tonnage.trace.trace import Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """Everything that the processes of the command recorded."""
+
+    traces: tuple[Trace, ...]
+    """The trace of each rank, in order."""
+    others: tuple[Trace, ...]
+    """Traces of further processes with the rank of one of those: a program may start others that use the GPU."""
+    cut_off: tuple[dict[str, Any], ...]
+    """Progress of the processes that left no trace: rank, name, steps, peaks, host_bytes."""
+    names: Mapping[int, tuple[int, str]]
+    """Rank and name of each process that used the GPU, by its process id."""
+    failed: tuple[dict[str, Any], ...] = ()
+    """Errors of Python processes, the earliest first: message, error, stack, cuda."""
+    reached: bool = True
+    """True if a Python of the command found the ghost."""
+    missing: tuple[str, ...] = ()
+    """Packages that the program's own code imports and that are not installed."""
+
+
+def collect_records(folder: Path) -> Records:
+    """Return the records in the folder of a run.
+
+    Of several processes with one rank, the one that ran out of memory or came farthest has the rank's trace.
+    """
+    loaded = {path.stem: _load_trace(path) for path in sorted(folder.glob("*.trace"))}
+    by_rank: dict[int, list[Trace]] = {}
+    for trace in sorted(loaded.values(), key=_sort_key):
+        by_rank.setdefault(trace.rank, []).append(trace)
+    started = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.progress"))}
+    cut_off = [progress for process, progress in started.items() if process not in loaded]
+    return Records(
+        traces=tuple(by_rank[rank][-1] for rank in sorted(by_rank)),
+        others=tuple(trace for rank in sorted(by_rank) for trace in by_rank[rank][:-1]),
+        cut_off=tuple(sorted(cut_off, key=lambda process: int(process["rank"]))),
+        names={int(process): (int(each["rank"]), str(each["name"])) for process, each in started.items()},
+        failed=tuple(json.loads(path.read_text()) for path in _sort_by_age(folder.glob("*.failed"))),
+        reached=(folder / "reached").exists(),
+        missing=tuple(
+            name for path in _sort_by_age(folder.glob("*.missing")) for name in json.loads(path.read_text())["names"]
+        ),
+    )
+
+
+def _load_trace(path: Path) -> Trace:
+    """Return the trace of a process, with the work of the operations of one more step if it was counted."""
+    return replace(traces.load(path), worked=worked.load(path.with_suffix(".worked")))
+
+
+def _sort_by_age(paths: Iterable[Path]) -> list[Path]:
+    """Return the files, the oldest first."""
+    return sorted(paths, key=lambda path: path.stat().st_mtime_ns)
+
+
+def _sort_key(trace: Trace) -> tuple[bool, int, int]:
+    """Return the key that sorts the traces of one rank, the one to report last."""
+    return trace.outcome.get("kind") == "oom", trace.steps, trace.event_count

@@ -1,0 +1,75 @@
+"""ds_config.json: DeepSpeed's configuration, which accelerate and Hugging Face's Trainer take as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from tonnage.trainers.deepspeed.run import OPTIMIZERS, PLACES, STAGES
+from tonnage.trainers.keys import (
+    FileFormat,
+    Setting,
+    WrongValue,
+    fp32_by_default,
+    number,
+    read_norm,
+    read_together,
+    word,
+)
+
+GLOBAL_BATCH: Final = "train_batch_size"
+"""The key of the sequences of a whole step over all ranks."""
+
+DEVICES: Final = {"cpu": "cpu", "nvme": "nvme", "none": None}
+"""The value of an offload option for each `device`."""
+
+_ARGUMENTS: Final = ("torch_adam", "foreach")
+"""Parameters of the optimizer that choose its implementation."""
+
+_SHARDS: Final = {stage: shard for shard, stage in STAGES.items() if shard != "none"}
+
+
+def read_stage(value: Any) -> Mapping[str, Any]:
+    """Return `shard` for a ZeRO stage."""
+    if isinstance(value, int | float) and value not in _SHARDS:
+        raise WrongValue(", ".join(map(str, _SHARDS)))
+    return word("shard", _SHARDS)(value)
+
+
+def _read(flat: Mapping[str, Any]) -> Iterator[Setting]:
+    yield Setting(option="engine", value="deepspeed", key="ds_config")
+    for section, precision in (("bf16", "bf16-mixed"), ("fp16", "fp16-mixed")):
+        if flat.get(f"{section}.enabled") in (True, "auto"):
+            yield Setting(option="precision", value=precision, key=f"{section}.enabled")
+            break
+    else:
+        yield fp32_by_default("bf16.enabled")
+    params = {name: flat[key] for name in _ARGUMENTS if (key := f"optimizer.params.{name}") in flat}
+    for optimizer, arguments in OPTIMIZERS.items():
+        if arguments == params and optimizer != "adamw":
+            yield Setting(option="optimizer", value=optimizer, key="optimizer.params")
+
+
+DEEPSPEED: Final = FileFormat(
+    target="deepspeed",
+    marks=("zero_optimization", "train_micro_batch_size_per_gpu", GLOBAL_BATCH),
+    keys={
+        "train_micro_batch_size_per_gpu": number("micro_batch"),
+        "gradient_accumulation_steps": number("grad_accum"),
+        GLOBAL_BATCH: read_together,
+        "gradient_clipping": read_norm,
+        "bf16.enabled": read_together,
+        "fp16.enabled": read_together,
+        "zero_optimization.stage": read_stage,
+        "zero_optimization.offload_optimizer.device": word("optimizer_offload", DEVICES),
+        "zero_optimization.offload_param.device": word("param_offload", DEVICES),
+        **{
+            f"zero_optimization.{place}.{name}": read_together
+            for place in PLACES
+            for name in ("pin_memory", "nvme_path")
+        },
+        "optimizer.type": word("optimizer", {"AdamW": "adamw"}),
+        **{f"optimizer.params.{name}": read_together for name in _ARGUMENTS},
+    },
+    read=_read,
+)
