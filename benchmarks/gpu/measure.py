@@ -327,7 +327,7 @@ def _observed(phases: Phases, source: str, began: float, *, awaited: bool = True
         torch.cuda.synchronize()
     phases.mark(None)
     if source == "ghost":
-        from tonnage_recorder.watch import let_watchdog_pass
+        from tonnage_recorder.steps import let_watchdog_pass
 
         let_watchdog_pass(torch)
     stats = torch.cuda.memory_stats()

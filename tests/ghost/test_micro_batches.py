@@ -23,7 +23,7 @@ SYNC = {"accum_sync": True}
 def both(worker, job, plan, gpu="8xa100-40gb", steps=2, rank=0):
     """The Trace of micro-batches that are all made, and of those of which some are asked for again."""
     asked = request(job, plan, parse_cluster(gpu), rank=rank, steps=steps)
-    return worker._traced(asked | {"every_micro_batch": True}), worker._traced(asked)
+    return worker._trace(asked | {"every_micro_batch": True}), worker._trace(asked)
 
 
 def in_order(trace):

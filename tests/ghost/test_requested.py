@@ -28,7 +28,7 @@ def found(monkeypatch: pytest.MonkeyPatch, log: bytes, events: list[dict[str, ob
     monkeypatch.setattr(written, "events", lambda torch: events)
     asked = requested.Requested(watch, [], array("q", [requested.ALLOC, 512, 0] * 9))
     asked._asked.blocks = 9
-    return asked._of_segments()[1].tolist()
+    return asked._segment_events()[1].tolist()
 
 
 def test_what_was_taken_in_pieces_is_for_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,5 +42,5 @@ def test_what_was_taken_in_pieces_is_for_one_block(monkeypatch: pytest.MonkeyPat
 def test_what_the_ghost_did_not_give_is_no_place_to_guess_at(
     monkeypatch: pytest.MonkeyPatch, events: list[dict[str, object]]
 ) -> None:
-    with pytest.raises(RuntimeError, match="is not what the ghost gave it"):
+    with pytest.raises(RuntimeError, match="do not agree with the ghost"):
         found(monkeypatch, of_card("malloc", 0, 20) + of_card("malloc", 1, 4), events)

@@ -35,7 +35,7 @@ def test_an_optimizer_that_does_not_step_is_told(dry_run: Any) -> None:
     found = estimate(answer)
     assert len(answer.said) == 8 + 2, "eight times it is waited for"
     assert (
-        f"an optimizer of {GENERATOR:,} numbers never stepped: its states are in no figure" in found.coverage.assumed
+        f"an optimizer of {GENERATOR:,} elements never stepped: its states are not included" in found.coverage.assumed
     )
     assert found.peak.by_category["optimizer_state"] == 0
 

@@ -108,14 +108,14 @@ def test_marks_are_those_of_events_one_by_one(data: st.DataObject) -> None:
 
 
 OLD = """
-from tonnage_recorder import watch
-begin = watch.Watch.__init__
+from tonnage_recorder import marks
+begin = marks.Marks.__init__
 
 def begin_as_before_2_10(self, *args, **options):
     begin(self, *args, **options)
     self._set_metadata = None
 
-watch.Watch.__init__ = begin_as_before_2_10
+marks.Marks.__init__ = begin_as_before_2_10
 """
 
 

@@ -24,7 +24,7 @@ PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
 def run_alone(torch_build: Torch, programs: dict[Path, list[str]], gpu: str, rank: int | None) -> None:
-    """Writes the allocator's events of programs that nobody watches, each into the file that it is named with."""
+    """Write the allocator's events of programs that are not watched, each into its file."""
     cluster = parse_cluster(gpu)
     inherit = {**os.environ, "OMP_NUM_THREADS": "1"}
     if rank is not None:
@@ -57,15 +57,15 @@ PROGRAMS_TO_WATCH = {
 }
 
 ADAPTERS = ("--lora", "--checkpointing", "--accumulate", "2")
-"""What the Trainer is to do; the same as in test_programs, so that it runs once."""
+"""Arguments of the Trainer; the same as in test_programs, so that it runs once."""
 
 THREADED = ("ddp", "graphs")
-"""Their other threads give blocks back whenever they come to it: NCCL's watchdog, backward on several streams."""
+"""Programs with other threads that free blocks at any time: NCCL's watchdog, backward on several streams."""
 
 
 @pytest.fixture(scope="module")
 def alone(torch_build: Torch, tmp_path_factory: Any) -> Path:
-    """A folder with the allocator's events of each program; those on one card have one process for their imports."""
+    """Return a folder with the allocator's events of each program; those on one card share a process for imports."""
     folder: Path = tmp_path_factory.mktemp("alone")
     places: dict[tuple[str, int | None], dict[Path, list[str]]] = {}
     for name, (command, gpu, rank) in PROGRAMS_TO_WATCH.items():
@@ -96,12 +96,12 @@ def test_a_watched_program_allocates_what_it_does_alone(dry_run: Any, alone: Pat
 
 
 def last(events: list[tuple[Any, ...]], action: str) -> int:
-    """The place of the last event of this kind."""
+    """Return the index of the last event of this kind."""
     return max(place for place, event in enumerate(events) if event[0] == action)
 
 
 def comparable(events: list[tuple[Any, ...]]) -> list[tuple[str, int, int]]:
-    """Actions, sizes and streams, streams numbered as they come; what is given back between two allocations sorted.
+    """Return actions, sizes and streams, numbered by first use, with the frees between two allocations sorted.
 
     A watched module call goes another way through torch's Python, and what it gives back at its end may come in
     another order.  Free blocks are kept by size and place, so only the order of allocations against frees matters.
@@ -163,14 +163,14 @@ for step in range(2):
 
 @pytest.fixture(scope="module")
 def small(torch_build: Torch, tmp_path_factory: Any) -> Trace:
-    """The Trace of a script whose every allocation is known by its size."""
+    """Return the Trace of a script whose every allocation is known by its size."""
     script = tmp_path_factory.mktemp("script") / "small.py"
     script.write_text(SCRIPT)
     return dryrun.run([sys.executable, str(script)], parse_cluster("a100-40gb")).traces[0]
 
 
 def marks_of(trace: Trace, size_bytes: int) -> list[tuple[int, str, str]]:
-    """Step, phase and module of every allocation of this requested size."""
+    """Return step, phase and module of every allocation of this requested size."""
     found = [
         trace.marks[event.mark] for event in trace.events() if event[:1] == ("alloc",) and event[2] == size_bytes
     ]

@@ -142,7 +142,7 @@ def test_torch_without_kernels_ends_the_search(workers, monkeypatch):
 def test_workers_that_die_before_an_answer_end_the_search(workers, monkeypatch):
     def execute(one, worker):
         worker.closed = True
-        raise CannotEstimate("The ghost process ended early: it said nothing")
+        raise CannotEstimate("The ghost process ended early: it printed nothing")
 
     monkeypatch.setattr(TrialRun, "execute", execute)
     with pytest.raises(GhostUnavailable, match="ended early"):
@@ -156,7 +156,7 @@ def test_worker_that_dies_later_is_replaced(workers, monkeypatch):
     def execute(one, worker):
         worker.answered, worker.closed = True, not worker.closed and len(workers) == 1
         if worker.closed:
-            raise CannotEstimate("The ghost process ended early: it said nothing")
+            raise CannotEstimate("The ghost process ended early: it printed nothing")
         return answered(one, worker)
 
     monkeypatch.setattr(TrialRun, "execute", execute)

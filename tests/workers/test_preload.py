@@ -1,4 +1,4 @@
-"""What the process that forks may import: nothing that touches the card."""
+"""Imports in the process that forks: none may touch the card."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[name]
 
 
-def test_who_asks_for_the_card_is_told_of_an_ordinary_one() -> None:
+def test_an_import_that_queries_the_card_gets_an_ordinary_one() -> None:
     assert preload.imported("preload_asks")
     assert sys.modules["preload_asks"].CAPABILITY == preload.CAPABILITY
     assert sys.modules["preload_asks"].MAJOR == preload.CAPABILITY[0]
@@ -47,7 +47,7 @@ def test_who_asks_for_the_card_is_told_of_an_ordinary_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["preload_asks", "preload_breaks"])
-def test_what_keeps_a_function_that_was_told_asks_the_card_afterwards(name: str) -> None:
+def test_a_kept_reference_to_a_query_function_is_the_real_one_afterwards(name: str) -> None:
     function = torch.cuda.get_device_properties
     code = function.__code__, torch.cuda.current_device.__code__, torch.cuda._lazy_init.__code__
     if preload.imported(name):
@@ -70,13 +70,13 @@ def test_torch_compile_learns_of_the_forks_own_card(torch_build: Torch) -> None:
 
 
 @pytest.mark.parametrize("name", ["preload_touches", "preload_breaks"])
-def test_an_import_that_goes_further_is_undone(name: str) -> None:
+def test_an_import_that_needs_cuda_is_undone(name: str) -> None:
     assert not preload.imported(name)
     assert not any(name.startswith("preload_") for name in sys.modules)
     assert not torch.cuda.is_initialized()
 
 
-def test_what_is_broken_says_so_where_it_is_imported_again(torch_build: Torch, tmp_path: Path) -> None:
+def test_a_broken_module_raises_its_error_where_it_is_imported_again(torch_build: Torch, tmp_path: Path) -> None:
     """Torch's symmetric memory registers operators, and cannot be imported twice."""
     (tmp_path / "preload_lacks.py").write_text("import torch.distributed._symmetric_memory\nimport preload_missing")
     again = (
@@ -91,7 +91,7 @@ def test_what_is_broken_says_so_where_it_is_imported_again(torch_build: Torch, t
     assert answer.stdout.split() == ["ModuleNotFoundError", "preload_missing"], answer.stderr
 
 
-def test_a_package_is_told_as_well_when_a_part_of_it_is_wanted(tmp_path: Path) -> None:
+def test_parent_packages_of_a_module_get_an_ordinary_card_too(tmp_path: Path) -> None:
     package = tmp_path / "preload_package"
     package.mkdir()
     (package / "__init__.py").write_text(ASKS)
@@ -101,5 +101,5 @@ def test_a_package_is_told_as_well_when_a_part_of_it_is_wanted(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["no_such_package", "no_such_package.inside"])
-def test_what_is_not_installed_is_left_alone(name: str) -> None:
+def test_a_missing_module_is_not_imported(name: str) -> None:
     assert not preload.imported(name)

@@ -1,4 +1,4 @@
-"""What a worker says of a step that failed."""
+"""Imports of the warm worker, and its errors for steps that failed."""
 
 import errno
 import sys
@@ -24,9 +24,9 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def one_line(worker: Any) -> Any:
-    from tonnage.workers import failures as failing
+    from tonnage.workers import failures
 
-    return lambda error: str(failing.told(error))
+    return lambda error: str(failures.explain(error))
 
 
 def seeing() -> dict[str, Any]:
@@ -35,13 +35,13 @@ def seeing() -> dict[str, Any]:
     return {"job": asdict(job), "plan": asdict(Plan())}
 
 
-def test_networks_of_a_network_are_imported_once_for_all_forks(worker: Any) -> None:
+def test_modules_of_nested_networks_are_imported_once_for_all_forks(worker: Any) -> None:
     worker._import_libraries(seeing())
     assert "transformers.models.gemma3.modeling_gemma3" in sys.modules
     assert "transformers.models.siglip.modeling_siglip" in sys.modules
 
 
-def test_what_cannot_be_imported_is_told_by_the_fork(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_errors_are_left_to_the_fork(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(worker.preload, "imported", lambda name: asked.append(name))
     worker._import_libraries(seeing())
@@ -49,7 +49,7 @@ def test_what_cannot_be_imported_is_told_by_the_fork(worker: Any, monkeypatch: p
     assert not any("modeling" in name for name in asked)
 
 
-def test_the_cause_is_told_where_the_error_does_not(one_line: Any) -> None:
+def test_the_cause_is_named_if_the_error_does_not(one_line: Any) -> None:
     error = RuntimeError("failed to run forward")
     error.__cause__ = AttributeError("no such\nthing")
     told = "RuntimeError: failed to run forward; because of AttributeError: no such thing"

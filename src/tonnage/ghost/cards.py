@@ -1,4 +1,4 @@
-"""The account of a machine's cards that the processes of one dry-run share: who took how much (`native/cards.c`)."""
+"""The shared account of the memory that each process of a dry-run took on each card (`native/cards.c`)."""
 
 import struct
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _DEVICES: Final = 64
 _HEAD: Final = struct.Struct("<ii")
 _ACCOUNT: Final = struct.Struct(f"<iiQ{_DEVICES}Q{_DEVICES}Q")
 _PEAKS: Final = 3 + _DEVICES
-"""Where the peaks begin in an account: behind process, ended, began and what is used of each card."""
+"""Index of the first peak in an account, after process, ended, began and the bytes in use on each card."""
 _CARD: Final = struct.Struct("<Q" + "qQ" * _PROCESSES)
 _CARDS_AT: Final = _HEAD.size + _PROCESSES * _ACCOUNT.size
 _SIZE: Final = _CARDS_AT + _DEVICES * _CARD.size
@@ -22,38 +22,38 @@ class Holder:
     """A process that used a card."""
 
     process: int
-    """Its number."""
+    """Process id."""
     held_bytes: int
-    """What it held when all processes together held most."""
+    """Bytes that it held when all processes together held most."""
     peak_bytes: int
-    """The most that it held itself; its context included."""
+    """Peak of its own bytes, including its context."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What the processes of a run held of one card."""
+    """Memory that the processes of a run held on one card."""
 
     index: int
-    """Its number among all cards of the machine."""
+    """Number among all cards of the machine."""
     peak_bytes: int
-    """The most that they held together."""
+    """Peak of the bytes that all processes held together."""
     holders: tuple[Holder, ...]
-    """Those that used it, in the order in which they began."""
+    """Processes that used it, in the order in which they began."""
 
 
 def create(path: Path) -> None:
-    """An account in which nothing is taken yet; GHOST_CARDS tells each process where it is."""
+    """Create an empty account; GHOST_CARDS tells each process its path."""
     path.write_bytes(bytes(_SIZE))
 
 
 def read(path: Path) -> tuple[Card, ...]:
-    """The cards that were used."""
+    """Return the cards that were used."""
     raw = path.read_bytes()
     _, count = _HEAD.unpack_from(raw)
-    accounts = [_ACCOUNT.unpack_from(raw, _HEAD.size + place * _ACCOUNT.size) for place in range(count)]
-    cards = [_CARD.unpack_from(raw, _CARDS_AT + index * _CARD.size) for index in range(_DEVICES)]
-    found = (_card(index, numbers, accounts) for index, numbers in enumerate(cards))
-    return tuple(card for card in found if card.holders)
+    accounts = [_ACCOUNT.unpack_from(raw, _HEAD.size + index * _ACCOUNT.size) for index in range(count)]
+    rows = [_CARD.unpack_from(raw, _CARDS_AT + index * _CARD.size) for index in range(_DEVICES)]
+    cards = (_card(index, numbers, accounts) for index, numbers in enumerate(rows))
+    return tuple(card for card in cards if card.holders)
 
 
 def _card(index: int, numbers: tuple[int, ...], accounts: list[tuple[int, ...]]) -> Card:

@@ -1,4 +1,4 @@
-"""`pip download`, and how far it has come: pip keeps what it has so far in a folder for temporary files."""
+"""`pip download` with a progress bar, read off the size of pip's temporary files."""
 
 import contextlib
 import re
@@ -15,13 +15,13 @@ _MB: Final = 10**6
 _UNITS: Final = {"B": 1, "kB": 10**3, "MB": _MB, "GB": 10**9}
 
 _SIZE: Final = re.compile(r"Downloading \S+ \(([\d.]+) (B|kB|MB|GB)\)")
-"""How pip says what it begins to fetch."""
+"""The line with which pip announces a download and its size."""
 
 
 def download(
     command: Sequence[str], environment: Mapping[str, str], folder: Path, say: Callable[[str], None]
 ) -> "subprocess.CompletedProcess[str]":
-    """Run pip, which keeps its files in `folder`, and say when it has come a twentieth further.  Raises OSError."""
+    """Run pip with its files in `folder`, and call `say` at each twentieth of the download.  Raises OSError."""
     kept = folder / "pip"
     kept.mkdir(exist_ok=True)
     totals: list[float] = []
@@ -57,13 +57,13 @@ def _cells(done_bytes: float, total_bytes: float) -> int:
 
 
 def _bar(cells: int, total_bytes: float) -> str:
-    """`████████············  210 of 526 MB`: as far as the cells are full."""
+    """Return a bar such as `████████············  210 of 526 MB`, with the bytes of its full cells."""
     done = total_bytes * cells / _CELLS
     return f"{'█' * cells}{'·' * (_CELLS - cells)}  {done / _MB:.0f} of {total_bytes / _MB:.0f} MB"
 
 
 def _hear(lines: IO[str], totals: list[float]) -> None:
-    """Note the size of each file that is begun."""
+    """Add the size of each file that pip begins to fetch to `totals`."""
     for line in lines:
         if size := _SIZE.search(line):
             totals.append(float(size[1]) * _UNITS[size[2]])

@@ -18,35 +18,36 @@ from tonnage.errors import GhostUnavailable, UsageError
 from tonnage.ghost.wheel import Torch, cache_folder, find
 
 INSIDE = Path(__file__).parent / "inside"
-"""Goes first on PYTHONPATH: sitecustomize and tonnage_inside."""
+"""Folder of sitecustomize and tonnage_inside, first on PYTHONPATH."""
 
 RECORDER = Path(__file__).parents[1] / "recorder"
-"""Goes on PYTHONPATH of every process that is recorded: tonnage_recorder."""
+"""Folder of tonnage_recorder, on PYTHONPATH of every process that is recorded."""
 
 PATH = os.pathsep.join((str(INSIDE), str(RECORDER)))
-"""What every process of a ghost has first on its PYTHONPATH."""
+"""First entries on PYTHONPATH of every ghost process."""
 
 CUDA_MAJORS = (12, 13)
-"""The versions of CUDA for which there are libraries."""
+"""Major versions of CUDA for which there are libraries."""
 
 NO_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING"
-"""The variable with which torch leaves out its caching allocator, and so tells nobody what it allocates."""
+"""Variable that turns off torch's caching allocator, so that there is no record of what torch allocates."""
 
 _SEARCHED = ("CUDNN_HOME", "NVRTC_HOME", "CURAND_HOME")
-"""Where Transformer Engine looks for libraries whose file names it has without their versions."""
+"""Variables with the folders in which Transformer Engine looks for libraries by names without versions."""
 
 _FEW_FAULTS = "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=67108864"
-"""The C library takes memory in huge pages: a fork would else spend a tenth of its time on thousands of faults."""
+"""Setting by which the C library takes memory in huge pages; without it, a fork spends a tenth of its time on
+thousands of page faults."""
 
 _BUILT = Path(__file__).parent / "lib"
 
 
 def libraries(cuda_major: int) -> Path:
-    """The folder of the ghost's libraries for this CUDA.  Raises GhostUnavailable."""
+    """Return the folder of the ghost's libraries for this CUDA.  Raises GhostUnavailable."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise GhostUnavailable(
             f"A ghost GPU needs Linux on x86-64; this is {platform.system()} on {platform.machine()}. "
-            "Run tonnage in a Linux container or machine; here `tonnage estimate MODEL --source meta` can do."
+            "Run tonnage in a Linux container or machine, or use `tonnage estimate MODEL --source meta` here."
         )
     folder = _BUILT / f"cuda{cuda_major}"
     if not (folder / "libghost.so").exists():
@@ -58,7 +59,7 @@ def libraries(cuda_major: int) -> Path:
 
 
 def any_libraries() -> None:
-    """Before half a gigabyte is fetched: raise GhostUnavailable where a ghost can run with no CUDA at all."""
+    """Raise GhostUnavailable if no ghost can run here with any CUDA, before half a gigabyte is fetched."""
     libraries(next((major for major in CUDA_MAJORS if (_BUILT / f"cuda{major}").exists()), CUDA_MAJORS[-1]))
 
 
@@ -71,7 +72,7 @@ def environment(
     devices: int = 1,
     **settings: str | int,
 ) -> dict[str, str]:
-    """Variables for a child in which torch sees ghost cards.
+    """Return the environment for a child in which torch sees ghost cards.
 
     `settings` are the GHOST_* variables in lower case (`total_bytes`, `capability`, `sms`, ...);
     `watch_into` is a folder into which each process that trains writes its trace after `steps` optimizer steps.
@@ -104,7 +105,10 @@ def environment(
 
 
 def forking(torch: Torch | None = None) -> dict[str, str]:
-    """Variables for a child that imports libraries once and forks for each job.  Raises GhostUnavailable."""
+    """Return the environment for a child that imports libraries once and forks for each job.
+
+    Raises GhostUnavailable.
+    """
     variables = environment(torch=torch)
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", NO_CACHING):
         variables.pop(name, None)  # each job says which allocator it wants
@@ -117,9 +121,10 @@ def forking(torch: Torch | None = None) -> dict[str, str]:
 
 
 def _kernel_caches() -> dict[str, str]:
-    """Where compiled kernels are kept: never where a real card's are, which would load the ghost's.
+    """Return the variables for the folders of compiled kernels, apart from those of real cards.
 
-    What NVRTC makes here is empty, and what Inductor and Triton choose rests on times that nobody took.
+    A real card must not load a ghost's kernels: NVRTC's are empty here, and Inductor and Triton choose among theirs
+    without having measured them.
     """
     place = cache_folder() / "compiled"
     try:
@@ -136,7 +141,7 @@ def _kernel_caches() -> dict[str, str]:
 
 
 def _is_own(place: Path) -> bool:
-    """Whether a folder for this user alone is there, made if it was not: others may have made one of that name."""
+    """Create a folder for this user alone if it is missing; return whether it is: another user may have made it."""
     try:
         place.mkdir(mode=0o700, exist_ok=True)
         found = place.lstat()
@@ -146,7 +151,7 @@ def _is_own(place: Path) -> bool:
 
 
 def programs(folder: Path) -> Path:
-    """A folder for the front of PATH, made in `folder`: the `nvidia-smi` of a ghost's machine."""
+    """Create in `folder`, and return, a folder for the front of PATH with the `nvidia-smi` of a ghost's machine."""
     place = folder / "bin"
     place.mkdir()
     program = place / "nvidia-smi"
@@ -157,9 +162,9 @@ def programs(folder: Path) -> Path:
 
 
 def interpreter(command: list[str]) -> str:
-    """The Python that a command line will run under: the command itself, or the one a console script names.
+    """Return the Python that a command line runs under: the command itself, or the one that a console script names.
 
-    Raises UsageError when the command is not found, GhostUnavailable where there is no Python.
+    Raises UsageError if the command is not found, and GhostUnavailable if there is no Python.
     """
     program = shutil.which(command[0])
     if program is None and Path(command[0]).is_file():
@@ -173,15 +178,17 @@ def interpreter(command: list[str]) -> str:
     named = _shebang(Path(program))
     if named is not None and Path(named).name.startswith("python") and Path(named).exists():
         return named
-    said = (shutil.which(word) for word in command[1:] if Path(word).name.startswith("python"))  # env A=1 python x.py
-    fallback = next(filter(None, said), None) or shutil.which("python3") or shutil.which("python")
+    later = (
+        shutil.which(word) for word in command[1:] if Path(word).name.startswith("python")
+    )  # env A=1 python x.py
+    fallback = next(filter(None, later), None) or shutil.which("python3") or shutil.which("python")
     if fallback is None:
         raise GhostUnavailable("No python3 is found on PATH.")
     return fallback
 
 
 def _instead(command: list[str]) -> str:
-    """What was probably meant by a first word that is no program."""
+    """Return a hint at what was probably meant by a first word that is no program; "" if there is none."""
     first, _, rest = command[0].strip().partition(" ")
     if rest and shutil.which(first):
         return f" Give its words without quotes around them: {command[0]}"
@@ -191,7 +198,7 @@ def _instead(command: list[str]) -> str:
 
 
 def _shebang(script: Path) -> str | None:
-    """The interpreter in a script's first line; also of the two-line form that pip writes for long paths."""
+    """Return the interpreter in a script's first line, or in the two-line form that pip writes for long paths."""
     try:
         with script.open("rb") as file:
             head = file.read(1024).decode(errors="replace").splitlines()

@@ -1,4 +1,4 @@
-"""How long the processes of a dry-run live: no longer than the run, whatever becomes of tonnage."""
+"""Ends the processes of a dry-run with the run, also if tonnage is killed."""
 
 import contextlib
 import ctypes
@@ -13,12 +13,12 @@ PR_SET_PDEATHSIG: Final = 1
 """Linux's prctl option: the signal that a process gets when the one that forked it dies."""
 
 _PATIENCE_SECONDS: Final = 5.0
-"""How long a process that was asked to end may take."""
+"""Time that a process has to end after it was asked to."""
 
 
 @contextlib.contextmanager
 def held_open(pipe: Path) -> Iterator[None]:
-    """A named pipe of which whoever reads it hears when the block is left, and when this process is killed."""
+    """Create a named pipe whose readers reach its end when the block is left or this process is killed."""
     os.mkfifo(pipe)
     writing = os.open(pipe, os.O_RDWR)
     try:
@@ -28,7 +28,7 @@ def held_open(pipe: Path) -> Iterator[None]:
 
 
 def ends_with(parent: int) -> Callable[[], None]:
-    """What a forked child does before it becomes the command: it asks to be ended with its parent."""
+    """Return the function that a forked child calls before it becomes the command, to be ended with its parent."""
     prctl = ctypes.CDLL(None).prctl  # found here: between fork and exec as little as possible is done
 
     def ask() -> None:
@@ -40,9 +40,9 @@ def ends_with(parent: int) -> Callable[[], None]:
 
 
 def end(process: "subprocess.Popen[bytes]", run: str) -> None:
-    """End the command, its process group, and whoever else has this run's GHOST_SHM in its environment.
+    """End the command, its process group, and every other process with this run's GHOST_SHM in its environment.
 
-    The last are services that a program starts in sessions of their own: on a ghost nobody could use them.
+    The last are services that a program starts in sessions of their own, which are useless after the run.
     """
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         try:
@@ -55,15 +55,15 @@ def end(process: "subprocess.Popen[bytes]", run: str) -> None:
             except subprocess.TimeoutExpired:
                 continue
     process.wait()
-    for left in _of_run(run):
+    for remaining in _find_processes(run):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(left, signal.SIGKILL)
+            os.kill(remaining, signal.SIGKILL)
 
 
-def _of_run(run: str) -> Iterator[int]:
-    """The processes that were started with this value of GHOST_SHM; those of other users cannot be read."""
-    said = f"GHOST_SHM={run}".encode()
-    for place in Path("/proc").glob("[0-9]*/environ"):
+def _find_processes(run: str) -> Iterator[int]:
+    """Yield the processes that were started with this value of GHOST_SHM; those of other users cannot be read."""
+    variable = f"GHOST_SHM={run}".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
-            if said in place.read_bytes().split(b"\0"):
-                yield int(place.parent.name)
+            if variable in path.read_bytes().split(b"\0"):
+                yield int(path.parent.name)

@@ -1,6 +1,6 @@
-"""Temporary folders, which a later run removes where this one is killed before it can.
+"""Temporary folders that a later run removes if this one is killed before it can.
 
-In each lies a file that is locked as long as whoever made it lives: the system unlocks it, however that ends.
+Each has a file that is locked as long as its creator lives; the system unlocks it however that process ends.
 """
 
 import contextlib
@@ -18,21 +18,24 @@ LOCK: Final = "lock"
 
 @contextlib.contextmanager
 def scratch(prefix: str, within: Path | None = None) -> Iterator[Path]:
-    """A folder that is deleted when the block is left.  Before, those that killed runs have left are deleted.
+    """Create a folder that is deleted when the block is left, after deleting those that killed runs have left.
 
-    It lies in the folder `within`, else in the one for temporary files.  Raises OSError.
+    Its parent is `within`, or else the folder for temporary files.  Raises OSError.
     """
-    place = Path(tempfile.gettempdir()) if within is None else within
-    for lock in place.glob(f"{prefix}*/{LOCK}"):
+    parent = Path(tempfile.gettempdir()) if within is None else within
+    for lock in parent.glob(f"{prefix}*/{LOCK}"):
         if _is_abandoned(lock):
             shutil.rmtree(lock.parent, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True) as name, _held(Path(name)):
+    with (
+        tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name,
+        _held(Path(name)),
+    ):
         yield Path(name)
 
 
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Keep it locked.  The file has its name only then, so that whoever finds it unlocked finds nobody."""
+    """Keep a folder locked; its file gets its name only once locked, so an unlocked one has no living creator."""
     import fcntl  # not every system has it, and on none without it a ghost runs
 
     draft = folder / f"{LOCK}.new"
@@ -44,7 +47,7 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _is_abandoned(lock: Path) -> bool:
-    """Whether its folder is ours, nobody holds the lock, and no process was told of the folder."""
+    """Return whether the folder is ours, nobody holds its lock, and no process has it in its command."""
     import fcntl
 
     try:
@@ -52,7 +55,7 @@ def _is_abandoned(lock: Path) -> bool:
         if folder.st_uid != os.getuid() or not stat.S_ISDIR(folder.st_mode):
             return False
         file = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # whoever had it deletes it just now
+    except OSError:  # its creator is deleting it
         return False
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -64,11 +67,11 @@ def _is_abandoned(lock: Path) -> bool:
 
 
 def _is_named(folder: Path) -> bool:
-    """Whether a process has it in its command or environment; those of other users cannot be read."""
+    """Return whether a process has a folder in its command or environment; those of other users cannot be read."""
     name = os.fsencode(folder)
     for process in Path("/proc").glob("[0-9]*"):
-        for told in ("cmdline", "environ"):
+        for source in ("cmdline", "environ"):
             with contextlib.suppress(OSError):
-                if name in (process / told).read_bytes():
+                if name in (process / source).read_bytes():
                     return True
     return False

@@ -1,7 +1,7 @@
-"""Finds a CUDA build of torch for a Python, or fetches the wheel alone (without its `nvidia-*` packages) once.
+"""Finds a CUDA build of torch for a Python, or fetches only its wheel (without the `nvidia-*` packages) once.
 
-The ghost stands in for NVIDIA's libraries, so the 0.5 GB wheel is enough.  `pip download --no-deps 'torch===X'`
-passes over local builds such as X+cpu; pip checks the hash.  Wheels are unpacked into a private cache
+The ghost replaces NVIDIA's libraries, so the 0.5 GB wheel is enough.  `pip download --no-deps 'torch===X'`
+ignores local builds such as X+cpu; pip checks the hash.  Wheels are unpacked into a private cache
 (`$TONNAGE_CACHE`, else `$XDG_CACHE_HOME/tonnage`, else `~/.cache/tonnage`), never into the user's environment.
 """
 
@@ -25,7 +25,7 @@ from tonnage.ghost.scratch import scratch
 Progress = Callable[[str], None]
 
 OLDEST = (2, 8)
-"""The oldest torch that is tried (docs/reference/versions.md)."""
+"""Oldest version of torch that is tested (docs/reference/versions.md)."""
 
 _INSPECT = """
 import importlib.metadata as m, importlib.util as u, json, sys, os
@@ -42,19 +42,19 @@ class Torch:
     """A CUDA build of torch that a ghost process can use."""
 
     version: str
-    """As its metadata says, without the local part."""
+    """Version in its metadata, without the local part."""
     cuda_major: int
-    """12 or 13: which of the ghost's library sets it needs."""
+    """12 or 13: the set of the ghost's libraries that it needs."""
     path: Path | None
-    """Folder to put on PYTHONPATH; None when the environment's own torch is the CUDA build."""
+    """Folder to put on PYTHONPATH; None if the environment's own torch is the CUDA build."""
     python: str
-    """The interpreter it belongs to."""
+    """Interpreter that it belongs to."""
 
 
 def find(python: str, version: str | None = None, progress: Progress = lambda text: None) -> Torch:
-    """The CUDA torch for this interpreter: its own, a cached one, or one fetched now.
+    """Return the CUDA torch for this interpreter: its own, a cached one, or one fetched now.
 
-    `version` asks for another version than the installed one.  Raises GhostUnavailable.
+    `version` is a version other than the installed one.  Raises GhostUnavailable.
     """
     facts = _inspect(python)
     installed = str(facts["version"]).split("+")[0] if facts["version"] else None
@@ -83,26 +83,25 @@ def find(python: str, version: str | None = None, progress: Progress = lambda te
 
 
 def unpacked(folder: Path, python: str) -> Torch:
-    """The CUDA torch in a folder (`pip install --no-deps --target FOLDER torch==2.5.1`), of any age: whether one that
-    is older than the oldest that is tried does on a ghost what it is run for, only running it says.
+    """Return the CUDA torch in a folder (`pip install --no-deps --target FOLDER torch==2.5.1`), of any age.
 
-    Raises GhostUnavailable.
+    A version older than the oldest that is tested may fail on a ghost.  Raises GhostUnavailable.
     """
     cuda_major = _cuda_major(folder / "torch")
     if cuda_major is None:
         raise GhostUnavailable(f"{folder} holds no CUDA build of torch.")
-    said = (folder / "torch" / "version.py").read_text(encoding="utf-8")
-    version = re.search(r"^__version__\b[^=]*=\s*'([^'+]+)", said, re.MULTILINE)
+    source = (folder / "torch" / "version.py").read_text(encoding="utf-8")
+    version = re.search(r"^__version__\b[^=]*=\s*'([^'+]+)", source, re.MULTILINE)
     return Torch(version=version[1] if version else "", cuda_major=cuda_major, path=folder, python=python)
 
 
 def place(version: str, python: Sequence[int]) -> Path:
-    """Where the wheel of this torch for this Python (3, 11) is unpacked."""
+    """Return the folder in which the wheel of this torch for this Python (3, 11) is unpacked."""
     return cache_folder() / f"torch-{version}-cp{''.join(str(number) for number in python)}"
 
 
 def cache_folder() -> Path:
-    """Where fetched wheels are unpacked, and traces kept."""
+    """Return the folder of unpacked wheels and cached traces."""
     if named := os.environ.get("TONNAGE_CACHE"):
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tonnage"
@@ -110,7 +109,7 @@ def cache_folder() -> Path:
 
 def _inspect(python: str) -> dict[str, Any]:
     try:
-        found = subprocess.run(
+        done = subprocess.run(
             [python, "-c", _INSPECT],
             capture_output=True,
             text=True,
@@ -121,19 +120,19 @@ def _inspect(python: str) -> dict[str, Any]:
     except (OSError, subprocess.SubprocessError) as error:
         raise GhostUnavailable(f"{python} does not run as a Python interpreter ({error}).") from error
     try:
-        return json.loads(found.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+        return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
     except (ValueError, IndexError) as error:
-        said = next(iter(found.stderr.split("\n")), "").strip() or f"exit code {found.returncode}"
-        raise GhostUnavailable(f"{python} does not run as a Python interpreter ({said}).") from error
+        reason = next(iter(done.stderr.split("\n")), "").strip() or f"exit code {done.returncode}"
+        raise GhostUnavailable(f"{python} does not run as a Python interpreter ({reason}).") from error
 
 
 def _apart() -> dict[str, str]:
-    """The environment of a Python in which no file of the folder that it is started in stands in for a library."""
+    """Return the environment of a Python that imports nothing from the folder that it is started in."""
     return {**os.environ, "PYTHONSAFEPATH": "1"}
 
 
 def _cuda_major(torch: Path) -> int | None:
-    """CUDA's major version of an unpacked torch; None when it is a CPU build or not there."""
+    """Return the major CUDA version of an unpacked torch; None if it is a CPU build or missing."""
     if not (torch / "lib" / "libtorch_cuda.so").exists():
         return None
     try:
@@ -145,18 +144,18 @@ def _cuda_major(torch: Path) -> int | None:
 
 
 def _fetch(python: str, version: str, folder: Path, progress: Progress) -> None:
-    """Download torch and its triton beside, unpack, and rename into place, unless somebody has meanwhile."""
+    """Download and unpack torch and its triton, and rename them to `folder`, unless another process was faster."""
     with contextlib.ExitStack() as stack:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(_alone_in(folder.parent, progress))
-            if folder.exists():  # whoever was there before has fetched it
+            if folder.exists():  # another process has fetched it
                 return
             place = stack.enter_context(scratch("fetching-", folder.parent))
         except OSError as error:
             raise GhostUnavailable(
-                f"The CUDA build of torch {version} is needed, and {folder.parent} is no folder that it can be put "
-                f"into ({error.strerror}); set TONNAGE_CACHE to one."
+                f"The CUDA build of torch {version} is needed, and it cannot be stored in {folder.parent} "
+                f"({error.strerror}); set TONNAGE_CACHE to another folder."
             ) from error
         try:
             _fill(python, version, place, progress)
@@ -169,7 +168,7 @@ def _fetch(python: str, version: str, folder: Path, progress: Progress) -> None:
 
 @contextlib.contextmanager
 def _alone_in(cache: Path, progress: Progress) -> Iterator[None]:
-    """Nobody else fetches meanwhile: the workers of a search would each fetch half a gigabyte.  Raises OSError."""
+    """Lock the cache: otherwise each worker of a search would fetch half a gigabyte.  Raises OSError."""
     import fcntl  # not every system has it, and on none without it a ghost runs
 
     place = os.open(cache, os.O_RDONLY | os.O_CLOEXEC)
@@ -180,14 +179,14 @@ def _alone_in(cache: Path, progress: Progress) -> Iterator[None]:
             progress("waiting for the CUDA build of torch, which another process is fetching")
             fcntl.flock(place, fcntl.LOCK_EX)
         except OSError:
-            pass  # a file system that locks nothing: it is fetched twice at worst
+            pass  # a file system without locks: at worst it is fetched twice
         yield
     finally:
         os.close(place)
 
 
 def _fill(python: str, version: str, place: Path, progress: Progress) -> None:
-    """Torch and its triton, compiled, in the folder `unpacked` of this one."""
+    """Put torch and its triton, compiled, into the folder `unpacked` of `place`."""
     progress(f"fetching the CUDA build of torch {version} (about 0.5 GB, once) into {place.parent}")
     unpacked = place / "unpacked"
     _unpack(_download(python, f"torch==={version}", place, progress), unpacked)
@@ -195,7 +194,7 @@ def _fill(python: str, version: str, place: Path, progress: Progress) -> None:
     if triton is not None:
         progress(f"fetching {triton}")
         _unpack(_download(python, triton, place, progress), unpacked)
-    progress("compiling it")
+    progress("compiling its Python files")
     _compile(python, unpacked)
 
 
@@ -237,10 +236,10 @@ def _download(python: str, requirement: str, folder: Path, progress: Progress) -
     return wheels[0]
 
 
-def _offered(said: str, most: int = 8) -> str:
-    """The newest versions that the index has, where pip tells them; empty when it could not ask."""
-    told = re.search(r"\(from versions: ([^)]*)\)", said)
-    return "" if told is None or told[1] == "none" else ", ".join(told[1].split(", ")[-most:])
+def _offered(errors: str, most: int = 8) -> str:
+    """Return the newest versions on the index as pip's errors list them; empty if pip could not reach it."""
+    listed = re.search(r"\(from versions: ([^)]*)\)", errors)
+    return "" if listed is None or listed[1] == "none" else ", ".join(listed[1].split(", ")[-most:])
 
 
 def _unpack(wheel: Path, folder: Path) -> None:
@@ -255,17 +254,17 @@ def _unpack(wheel: Path, folder: Path) -> None:
 def _compile(python: str, folder: Path) -> None:
     """Write the bytecode, as pip does when it installs.
 
-    Else each ghost would compile what it imports, several seconds long, where PYTHONDONTWRITEBYTECODE is set (as in
-    many containers) or the cache may only be read.  What does not compile (templates) stays as it is.
+    Otherwise each ghost would spend several seconds on compiling its imports where PYTHONDONTWRITEBYTECODE is set (as
+    in many containers) or the cache is read-only.  Files that do not compile (templates) stay as they are.
     """
     command = [python, "-m", "compileall", "-q", "-j", "0", str(folder)]
     subprocess.run(command, capture_output=True, check=False, env=_apart())
 
 
 def _required_triton(folder: Path) -> str | None:
-    """`triton==X` or `triton~=X` as this torch's metadata asks for it on Linux; None if it asks for none."""
+    """Return the requirement of triton (`triton==X` or `triton~=X`) in this torch's metadata; None if it has none."""
     for metadata in folder.glob("torch-*.dist-info/METADATA"):
-        said = metadata.read_text(encoding="utf-8")
-        match = re.search(r"^Requires-Dist: triton\s*\(?([=~<>!][^\s;)]*)", said, re.MULTILINE)
+        text = metadata.read_text(encoding="utf-8")
+        match = re.search(r"^Requires-Dist: triton\s*\(?([=~<>!][^\s;)]*)", text, re.MULTILINE)
         return f"triton{match[1]}" if match else None
     return None

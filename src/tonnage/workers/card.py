@@ -1,4 +1,4 @@
-"""The card of a process that has just been forked off: fresh, with its own settings, for one rank."""
+"""The unused card of a process that has just been forked, with its own settings, for one rank."""
 
 import os
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from tonnage.errors import CannotEstimate
 
 
 def take(settings: Mapping[str, str], *, rank: int, world_size: int) -> Native:
-    """The ghost of this process, with the card that the GHOST_* settings describe, where peers ask for nothing.
+    """Configure and return the ghost of this process: the card by the GHOST_* settings, and one rank that acts alone.
 
     Raises CannotEstimate outside a ghost's environment.
     """

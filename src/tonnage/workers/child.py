@@ -18,15 +18,14 @@ from typing import Any
 from tonnage_inside import micro_batches, values
 
 from tonnage.ghost.running import PR_SET_PDEATHSIG
-from tonnage.workers import failures as failing
-from tonnage.workers import jobs
+from tonnage.workers import failures, jobs
 
 EVERY_MICRO_BATCH = "every micro-batch\n"
-"""The reply that asks for the same job again with every micro-batch executed: memory ran out in one that was not."""
+"""Reply that asks for the same job again with every micro-batch executed, as memory ran out in one that was not."""
 
 
 class Child:
-    """The worker's handle on the fork."""
+    """A forked process that does one job, as the worker sees it."""
 
     def __init__(self, request: dict[str, Any], policy: values.Policy) -> None:
         """Fork a process that does the job of `request`."""
@@ -77,5 +76,5 @@ def _reply(request: dict[str, Any], policy: values.Policy, built: list[object]) 
     except BaseException as error:  # the worker waits for a reply whatever happens
         if os.environ.get("TONNAGE_DEBUG"):
             traceback.print_exc()
-        answer = failing.answer(failing.told(error))
+        answer = failures.answer(failures.explain(error))
     return json.dumps(answer) + "\n"

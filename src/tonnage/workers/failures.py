@@ -1,4 +1,4 @@
-"""What a worker says of a step that failed: one of our errors, in one line."""
+"""Errors of a worker for steps that failed: each one of tonnage's errors, in one line."""
 
 import errno
 import os
@@ -11,24 +11,24 @@ import torch
 from tonnage.errors import CannotEstimate, GhostUnavailable, TonnageError
 
 _LAST_FOR_VOLTA: Final = "2.10.0"
-"""The last torch whose plain wheel has kernels for capability 7.0: the next is made by CUDA 13, which has none."""
+"""Last torch whose default wheel has kernels for capability 7.0: the next is built with CUDA 13, which has none."""
 
 
 def answer(error: TonnageError) -> dict[str, Any]:
-    """The answer for it."""
+    """Return the answer of a worker for an error."""
     return {"error": str(error), "kind": type(error).__name__}
 
 
-def died(status: int) -> CannotEstimate:
-    """What is said of a child that ended without a word; `status` as `os.waitpid` tells it."""
+def explain_death(status: int) -> CannotEstimate:
+    """Return the error for a child that ended without a reply; `status` is that of `os.waitpid`."""
     reason = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {status >> 8}"
-    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-    why = "; the system kills processes so when this machine's memory is used up" if killed else ""
-    return CannotEstimate(f"The process that ran the step died ({reason}{why}).")
+    is_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    cause = "; the system sends it when this machine's memory is used up" if is_killed else ""
+    return CannotEstimate(f"The process that ran the step died ({reason}{cause}).")
 
 
-def told(error: BaseException) -> TonnageError:
-    """What is said of whatever a step may raise."""
+def explain(error: BaseException) -> TonnageError:
+    """Return the error of tonnage for any exception that a step may raise."""
     if isinstance(error, TonnageError):
         return error
     if isinstance(error, ImportError) and "'transformers" in str(error):
@@ -36,33 +36,39 @@ def told(error: BaseException) -> TonnageError:
 
         lacking = error.msg.partition(" (")[0]  # behind it comes a path
         version = transformers.__version__
-        return CannotEstimate(f"transformers {version} does not have what was asked for ({lacking}); upgrade it.")
+        return CannotEstimate(f"transformers {version} lacks a class that the step needs ({lacking}); upgrade it.")
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         where = error.filename or os.path.dirname(tempfile.gettempdir())  # which is a folder of tonnage's
         return CannotEstimate(
             f"No space is left on the device of {where}; free some, or set TMPDIR to a folder elsewhere."
         )
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
-        return CannotEstimate("Files may not be as large as one that is needed here (ulimit -f says how large).")
+        return CannotEstimate(
+            "A file that is needed here is larger than the limit for files; raise it with ulimit -f."
+        )
     if "CUDA error: invalid device function" in str(error):
-        return without_kernels()
-    words = [f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"]
+        return explain_missing_kernels()
+    sentences = [f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"]
     if error.__cause__ is not None and str(error.__cause__) not in str(error):  # a pipeline's says where, not what
-        words.append(f"{type(error.__cause__).__name__}: {' '.join(str(error.__cause__).split())[:600]}")
-    return CannotEstimate(f"The step failed: {'; because of '.join(words)}")
+        sentences.append(f"{type(error.__cause__).__name__}: {' '.join(str(error.__cause__).split())[:600]}")
+    return CannotEstimate(f"The step failed: {'; because of '.join(sentences)}")
 
 
-def without_kernels() -> CannotEstimate:
-    """That this torch has no kernel of a kind for the card; where it has none at all, no plan would have them."""
-    made_for = torch.cuda.get_arch_list()
-    said = f"torch {torch.__version__} has no kernels for this card, only for {', '.join(made_for)}; "
+def explain_missing_kernels() -> CannotEstimate:
+    """Return the error for a kernel that this torch lacks for the card.
+
+    It is GhostUnavailable if torch has no kernels at all for the card, so that no plan can run.
+    """
+    architectures = torch.cuda.get_arch_list()
+    message = f"torch {torch.__version__} has no kernels for this card, only for {', '.join(architectures)}; "
     major, minor = torch.cuda.get_device_capability()
-    runs = {f"sm_{major}{earlier}" for earlier in range(minor + 1)}
-    return (CannotEstimate if runs & set(made_for) else GhostUnavailable)(said + _torch_for_old_cards())
+    compatible = {f"sm_{major}{earlier}" for earlier in range(minor + 1)}
+    kind = CannotEstimate if compatible & set(architectures) else GhostUnavailable
+    return kind(message + _suggest_torch())
 
 
-def _torch_for_old_cards() -> str:
-    """What to type where a torch has no kernels for a card."""
+def _suggest_torch() -> str:
+    """Return the option to use if a torch has no kernels for a card."""
     if torch.cuda.get_device_capability() == (7, 0) and torch.version.cuda >= "13":
-        return f"the last that has is --torch {_LAST_FOR_VOLTA}."
+        return f"the last version with kernels for it is --torch {_LAST_FOR_VOLTA}."
     return "try another --torch."

@@ -64,7 +64,7 @@ def do(request: dict[str, Any], policy: values.Policy, built: list[object]) -> N
             asked = requested.read(request["requests"], watch)
             asked.make()
         elif "worked" in request:
-            built.append(_counted(request, job, plan, world, watch, ghost))
+            built.append(_run_counted(request, job, plan, world, watch, ghost))
         else:
             built.append(engine_of(plan).run(job, plan, world, request["steps"]))
         gc.disable()  # the rest creates no cycles, and this process ends with it
@@ -83,8 +83,8 @@ def do(request: dict[str, Any], policy: values.Policy, built: list[object]) -> N
     written.write(request["trace"], watch, ended, assumed, "ghost", columns, libraries(job, plan))
 
 
-def _counted(request: dict[str, Any], job: Job, plan: Plan, world: World, watch: Watch, ghost: Native) -> object:
-    """Run the job's steps and write down what the operations of the last of them work."""
+def _run_counted(request: dict[str, Any], job: Job, plan: Plan, world: World, watch: Watch, ghost: Native) -> object:
+    """Run the job's steps and write the FLOPs and bytes of the operations in the last of them."""
     counted = worked.Worked(torch, ghost, lambda: watch.marks[-1][1])
 
     def begin(steps: int) -> None:
@@ -99,7 +99,7 @@ def _counted(request: dict[str, Any], job: Job, plan: Plan, world: World, watch:
 
 
 def job_of(request: dict[str, Any]) -> Job:
-    """The Job that `asdict` wrote."""
+    """Return the Job that `asdict` wrote into a request."""
     document = request["job"]
     plain = {item.name: document[item.name] for item in fields(Job) if item.name != "model"}
     plain = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}

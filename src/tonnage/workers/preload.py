@@ -1,9 +1,9 @@
 """Imports in a process that must never touch the GPU, because it forks.
 
-A process that has initialised CUDA cannot hand it on: torch refuses in every fork.  Some libraries ask for the card
-while they are imported (bitsandbytes to choose its binary, torchao and torch's triton check to choose kernels), and
-peft imports both where they are installed.  Here they are told of an ordinary card and nothing is initialised; what
-they ask later, in the fork, the fork's own card answers.  An import that wants more than that is undone.
+CUDA cannot be used in forks of a process that has initialised it: torch refuses.  Some libraries query the card while
+they are imported (bitsandbytes to choose its binary, torchao and torch's triton check to choose kernels), and peft
+imports both where they are installed.  Here they get the facts of an ordinary card and nothing is initialised; later
+queries, in the fork, are answered by the fork's own card.  An import that needs more than that is undone.
 """
 
 import importlib
@@ -17,23 +17,23 @@ from typing import Any, Final
 import torch
 
 CAPABILITY: Final = (8, 0)
-"""What is said to whoever asks during an import: new enough for triton (7.0), none of the later cards' extras."""
+"""Capability of the card during an import: new enough for triton (7.0), without the extras of later cards."""
 
 CARD: Final = SimpleNamespace(
     name="", major=CAPABILITY[0], minor=CAPABILITY[1], gcnArchName="", multi_processor_count=1, total_memory=0
 )
-"""The rest of it: nothing that a library would choose a kernel for."""
+"""The other properties of that card: none for which a library would choose a kernel."""
 
 
 class NeedsCard(BaseException):
-    """An import wants CUDA initialised.  Not an Exception, so that no library takes it for a missing feature."""
+    """An import needs CUDA initialised.  Not an Exception, so that no library takes it for a missing feature."""
 
 
 def imported(name: str) -> bool:
-    """Import a module if it is installed and can do without a card; else False, with nothing of it left behind.
+    """Import a module if it is installed and needs no card; return whether it was imported.
 
-    But for torch's own modules: some of them register operators and cannot be imported twice, so that the fork would
-    hear of these and not of what is broken.
+    A failed import leaves nothing behind but torch's own modules: some of them register operators and cannot be
+    imported twice, so that the fork would report these instead of the real error.
     """
     if name in sys.modules:
         return True
@@ -41,9 +41,9 @@ def imported(name: str) -> bool:
         return False
     before = set(sys.modules)
     try:
-        with _card_is_told():
+        with _answer_for_card():
             importlib.import_module(name)
-    except (NeedsCard, Exception):  # what is broken says so where it is used, in the fork
+    except (NeedsCard, Exception):  # a broken module raises its error where it is used, in the fork
         for added in set(sys.modules) - before:
             if added.partition(".")[0] != "torch":
                 del sys.modules[added]
@@ -52,24 +52,24 @@ def imported(name: str) -> bool:
 
 
 @contextmanager
-def _card_is_told() -> Iterator[None]:
-    """Answer questions about the card without one; whatever would initialise CUDA raises NeedsCard.
+def _answer_for_card() -> Iterator[None]:
+    """Answer queries of the card without one; whatever would initialise CUDA raises NeedsCard.
 
-    The functions are given other code and stay who they are: what is imported meanwhile may keep them (torch.compile
-    has a table of devices that does), and has the real ones afterwards.
+    The functions get other code and keep their identity: a module that is imported meanwhile may keep references to
+    them (torch.compile has a table of devices that does), which are those of the real functions afterwards.
     """
     answers: dict[str, Callable[..., Any]] = {
         "get_device_properties": _properties,  # get_device_capability asks it
         "current_device": _first,
         "_lazy_init": _refuse,
     }
-    kept = {function: function.__code__ for function in (getattr(torch.cuda, name) for name in answers)}
-    for function, answer in zip(kept, answers.values(), strict=True):
+    original_code = {function: function.__code__ for function in (getattr(torch.cuda, name) for name in answers)}
+    for function, answer in zip(original_code, answers.values(), strict=True):
         function.__code__ = answer.__code__
     try:
         yield
     finally:
-        for function, code in kept.items():
+        for function, code in original_code.items():
             function.__code__ = code
         _forget_answers()
 
@@ -94,6 +94,6 @@ def _refuse() -> None:
 
 
 def _forget_answers() -> None:
-    """torch.compile keeps the properties of cards that it has asked for."""
+    """Clear the properties of cards that torch.compile keeps."""
     interface = sys.modules.get("torch._dynamo.device_interface")
     getattr(interface, "caching_worker_device_properties", {}).clear()

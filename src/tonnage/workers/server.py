@@ -18,8 +18,7 @@ from tonnage.plans import Plan
 from tonnage.step import heads, sources
 from tonnage.techniques import chosen
 from tonnage.trainers import engine_of
-from tonnage.workers import child, jobs, preload
-from tonnage.workers import failures as failing
+from tonnage.workers import child, failures, jobs, preload
 
 
 def serve() -> None:
@@ -48,7 +47,7 @@ def _answer(request: dict[str, Any], policy: values.Policy, answers: TextIO) -> 
         answers.write(reply)  # before the child's memory is released, which takes a while
     status = job.end()
     if not reply:
-        answers.write(json.dumps(failing.answer(failing.died(status))) + "\n")
+        answers.write(json.dumps(failures.answer(failures.explain_death(status))) + "\n")
     return reply
 
 
@@ -64,11 +63,11 @@ def _import_libraries(request: dict[str, Any]) -> None:
     if config and preload.imported(sources.NAMES):
         for module in sources.modules(config):
             preload.imported(module)
-        heads.trainable_types()  # which is kept
+        heads.trainable_types()  # fills its cache
 
 
 def _build_tables() -> None:
-    """Build the table that PEFT asks transformers for with each network, which is built once a process."""
+    """Build the tables that transformers builds once a process and PEFT uses for each network."""
     mapping = sys.modules.get("transformers.conversion_mapping") if "peft" in sys.modules else None
     build = getattr(mapping, "get_checkpoint_conversion_mapping", None)
     if build is not None:

@@ -28,10 +28,10 @@ from tonnage.trace.operations import StepOperations
 from tonnage.trace.trace import Trace
 
 _PROGRAM: Final = ("-P", "-m", "tonnage.workers.server")
-"""What the ghost process runs; files of the folder it is started in stand in for no library."""
+"""Arguments of the ghost's Python; -P keeps files of the current folder from shadowing libraries."""
 
 _PACKAGE: Final = Path(__file__).parents[2]
-"""The folder that tonnage is imported from."""
+"""Folder that tonnage is imported from."""
 
 
 def request(
@@ -44,14 +44,14 @@ def request(
     repeated: int = 0,
     sketched: bool = False,
 ) -> dict[str, Any]:
-    """What a worker is asked, as JSON: all that it hears of the job, and so all that its Trace can depend on.
+    """Return the request of a job as JSON: everything that the worker knows of it, and that its Trace can depend on.
 
-    `sketched`: what would have to be compiled has something as large in its place (`tonnage.step.flex_stub`).
+    `sketched` replaces an operation that would have to be compiled by one as large (`tonnage.step.flex_stub`).
     """
     from tonnage.techniques import environment as technique_environment
     from tonnage.trainers.loop.run import TONNAGE
 
-    # By blocks that come back later than they were given back no deeper network is told (`tonnage.shallow`).
+    # Deeper networks can be derived (`tonnage.shallow`) only if blocks are freed at once when they are given back.
     events = {"GHOST_EVENTS": "immediate"} if plan.engine == TONNAGE.name else {}
     return {
         "job": asdict(job),
@@ -68,9 +68,9 @@ def request(
 
 
 class Worker:
-    """A ghost process that imported torch once.  Use it as a context manager; `run` as often as wanted.
+    """A ghost process that imports torch once and answers many jobs.  Use it as a context manager.
 
-    `torch_version` runs another torch than the installed one; without `wait` the first job waits for the import.
+    `torch_version` selects another torch than the installed one; without `wait` the first job waits for the import.
     Raises GhostUnavailable.
     """
 
@@ -82,16 +82,16 @@ class Worker:
         wait: bool = True,
     ) -> None:
         self.torch_version = torch_version
-        """The version that was asked for; None for the installed one."""
+        """Version of torch that was asked for; None for the installed one."""
         any_libraries()
         progress("starting the ghost")
         torch = find(sys.executable, torch_version, progress)
         self.answered = False
-        """Whether it has answered a job, with a Trace or with why there is none."""
+        """True once it has answered a job, with a Trace or with an error."""
         self._held = contextlib.ExitStack()
         self._folder = self._held.enter_context(scratch("tonnage-"))
         self.trace_file = self._folder / "trace"
-        """Where the Trace of the last job was written; the next one replaces it."""
+        """File of the last job's Trace; the next job replaces it."""
         self._errors = (self._folder / "stderr").open("w+")
         variables = forking(torch) | {"TMPDIR": str(self._folder)}
         variables["PYTHONPATH"] = f"{variables['PYTHONPATH']}:{_PACKAGE}"
@@ -107,7 +107,7 @@ class Worker:
         )
         self._ready = False
         if wait:
-            with self._abandoned_on_error():
+            with self._killed_on_error():
                 self._wait_until_ready()
 
     def run(
@@ -121,46 +121,48 @@ class Worker:
         repeated: int = 0,
         sketched: bool = False,
     ) -> Trace:
-        """The Trace of one rank of the job.  Raises CannotEstimate, UsageError or TrialFailed.
+        """Return the Trace of one rank of the job.  Raises CannotEstimate, UsageError or TrialFailed.
 
-        One job at a time: threads need a Worker each.  A worker that died or was interrupted is closed.
+        A worker runs one job at a time: threads need a Worker each.  One that died or was interrupted is closed.
         """
-        asked = request(job, plan, cluster, rank=rank, steps=steps, repeated=repeated, sketched=sketched)
-        return self._traced(asked)
+        return self._trace(request(job, plan, cluster, rank=rank, steps=steps, repeated=repeated, sketched=sketched))
 
     def again(
         self, requests: Requests, job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, repeated: int = 0
     ) -> Trace:
-        """The Trace of a step's requests, and of so many repetitions, without the program that makes them.
+        """Return the Trace of a step's requests and their repetitions, without the program that makes them.
 
         Raises CannotEstimate.
         """
         self._check_open()
         path = self._folder / "requests"
         requests.write(path)
-        asked = request(job, plan, cluster, rank=rank, steps=1, repeated=repeated)
-        return requests.traced(self._traced(asked | {"requests": str(path)}))
+        document = request(job, plan, cluster, rank=rank, steps=1, repeated=repeated)
+        return requests.traced(self._trace(document | {"requests": str(path)}))
 
     def worked(self, job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0) -> StepOperations:
-        """What the operations of one rank's second step work.  Raises CannotEstimate as `run` does."""
+        """Return the FLOPs and bytes of the operations in one rank's second step.
+
+        Raises CannotEstimate as `run` does.
+        """
         path = self._folder / "worked"
         path.unlink(missing_ok=True)
-        asked = request(job, plan, cluster, rank=rank, steps=2)
-        self._traced(asked | {"worked": str(path)})
-        found = worked.load(path)
-        if found is None:
+        document = request(job, plan, cluster, rank=rank, steps=2)
+        self._trace(document | {"worked": str(path)})
+        operations = worked.load(path)
+        if operations is None:
             raise CannotEstimate("The step ended early, so that its operations are not known.")
-        return found
+        return operations
 
-    def _traced(self, asked: dict[str, Any]) -> Trace:
+    def _trace(self, document: dict[str, Any]) -> Trace:
         self._check_open()
-        with self._abandoned_on_error():
+        with self._killed_on_error():
             self._wait_until_ready()
-            answer = self._ask(asked | {"trace": str(self.trace_file)})
+            answer = self._ask(document | {"trace": str(self.trace_file)})
             self.answered = True
         if answer["error"] is not None:
             raise of_kind(answer["kind"], answer["error"])
-        with gc_paused():  # a Trace is many small things that all stay
+        with gc_paused():  # a Trace has many small objects that all stay alive
             return trace.load(self.trace_file)
 
     def _check_open(self) -> None:
@@ -168,7 +170,7 @@ class Worker:
             raise CannotEstimate("The worker is closed; start another one.")
 
     def close(self) -> None:
-        """End the process."""
+        """End the process when it has answered."""
         if self.closed:
             return
         assert self._process.stdin is not None
@@ -193,12 +195,12 @@ class Worker:
 
     @property
     def closed(self) -> bool:
-        """Whether it has ended; it can run no more."""
+        """True once it has ended and can run no more jobs."""
         return self._errors.closed
 
     @contextlib.contextmanager
-    def _abandoned_on_error(self) -> Iterator[None]:
-        """End the process and its running child at once: the answer to come would be taken for the next job's."""
+    def _killed_on_error(self) -> Iterator[None]:
+        """Kill the process and its running child on an error: its late answer would be taken for the next job's."""
         try:
             yield
         except BaseException:
@@ -207,13 +209,13 @@ class Worker:
             raise
 
     def kill(self) -> None:
-        """End the process and what it runs at once; who waits for an answer gets CannotEstimate."""
+        """Kill the process and what it runs; a thread that waits for an answer gets CannotEstimate."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def _wait_until_ready(self) -> None:
-        """Until it has imported torch, which it says once."""
+        """Wait until it has imported torch, which it reports once."""
         if not self._ready:
             self._ready = bool(self._read())
 
@@ -237,5 +239,5 @@ class Worker:
     def _died(self) -> CannotEstimate:
         self._process.wait()
         self._errors.seek(0)
-        said = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
-        return CannotEstimate(f"The ghost process ended early: {said[-1] if said else 'it said nothing'}")
+        lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
+        return CannotEstimate(f"The ghost process ended early: {lines[-1] if lines else 'it printed nothing'}")

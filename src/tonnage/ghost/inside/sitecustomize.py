@@ -1,6 +1,6 @@
-"""Python imports this at start-up in every process of a dry-run (its folder is first on PYTHONPATH).
+"""Installs the watch in every process of a dry-run: Python imports this at start-up, first on PYTHONPATH.
 
-It installs the watch when asked to, then runs the environment's own sitecustomize, which this file shadows.
+Afterwards it runs the environment's own sitecustomize, which this file shadows.
 """
 
 import importlib.machinery
@@ -9,7 +9,7 @@ import os
 import sys
 
 
-def _run_the_shadowed_one() -> None:
+def _run_shadowed() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     elsewhere = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
@@ -22,4 +22,4 @@ if os.environ.get("TONNAGE_OUT"):
 
     bootstrap.install()
 
-_run_the_shadowed_one()
+_run_shadowed()

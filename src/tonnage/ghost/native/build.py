@@ -2,9 +2,9 @@
 
     python -m tonnage.ghost.native.build [--strict] [--force] [FOLDER]
 
-For each CUDA major version a folder `cuda12`, `cuda13` gets `libghost.so`, which holds every function we
-implement, and one thin library for each of NVIDIA's: its name, its symbol version, and a generated stub for
-each public function that libghost.so does not have.  A folder whose inputs have not changed is left alone.
+For each major CUDA version a folder `cuda12`, `cuda13` gets `libghost.so`, which has every function that we
+implement, and one thin library for each of NVIDIA's, with its name, its symbol version, and a generated stub for
+each public function that libghost.so lacks.  A folder whose inputs have not changed is left alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PER_THREAD = re.compile(r"_(ptsz|ptds)$")  # variants for the per-thread default
 
 
 class BuildError(Exception):
-    """The libraries cannot be built here; the text says why."""
+    """The libraries cannot be built here; the message gives the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,8 @@ class Library:
     """One of NVIDIA's libraries, as its symbol list describes it.
 
     name: file name and soname, such as `libcudart.so.13`.
-    version: under which its symbols are versioned, empty if they are not.
-    notes: what each public function hands out (notation in collect.py).
+    version: version of its symbols, empty if they have none.
+    notes: results that each public function hands out (notation in collect.py).
     """
 
     name: str
@@ -62,12 +62,12 @@ def default_folder() -> Path:
 
 
 def supported() -> bool:
-    """Whether the libraries can run on this machine at all."""
+    """Return whether the libraries can run on this machine."""
     return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
 def compiler() -> list[str]:
-    """The C compiler's command: $CC or cc.  BuildError if there is none."""
+    """Return the C compiler's command: $CC or cc.  Raises BuildError if there is none."""
     command = shlex.split(os.environ.get("CC", "cc"))
     if not command or shutil.which(command[0]) is None:
         raise BuildError(f"no C compiler: {' '.join(command) or 'CC'} not found; install gcc or set CC")
@@ -91,7 +91,7 @@ def read_libraries(major: int) -> list[Library]:
 
 
 def matcher(listing: str) -> Callable[[str], bool]:
-    """Whether a name is in a list of patterns of `symbols/any`; patterns after ! take names out again."""
+    """Return a predicate for names in a list of patterns of `symbols/any`; patterns after ! exclude names."""
     lines = (HERE / "symbols" / "any" / listing).read_text().splitlines()
     patterns = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     wanted = [re.compile(fnmatch.translate(p)) for p in patterns if not p.startswith("!")]
@@ -100,7 +100,7 @@ def matcher(listing: str) -> Callable[[str], bool]:
 
 
 def input_hash() -> str:
-    """Of everything a build depends on: sources, lists, this file, compiler command."""
+    """Return the hash of everything that a build depends on: sources, lists, this file, compiler command."""
     digest = hashlib.sha256(os.environ.get("CC", "cc").encode())
     for path in sorted(HERE.rglob("*")):
         if path.suffix in {".c", ".h", ".txt"} or path == Path(__file__).resolve():
@@ -115,7 +115,7 @@ def run(command: list[str]) -> None:
 
 
 def stub(name: str, note: str, before: str) -> str:
-    """The C text of one stub: does `before`, hands out what its note says, returns success."""
+    """Return the C text of one stub: it runs `before`, hands out the results in its note, and returns success."""
     outs = re.findall(r"(p|i4|i8)@(\d+)", note)
     last = max((int(position) for _, position in outs), default=1)
     arguments = ", ".join(f"long a{i}" for i in range(1, last + 1))
@@ -127,17 +127,17 @@ def stub(name: str, note: str, before: str) -> str:
 
 
 def variable(name: str, note: str) -> str:
-    """The C text of one of the library's variables: as large as there, and zero."""
+    """Return the C text of one of the library's variables, with the same size and all zero."""
     return f"PUBLIC char {name}[{note.removeprefix('data@')}] __attribute__((aligned(16)));\n"
 
 
 def alias(name: str, target: str) -> str:
-    """A second name for a function that libghost.so has."""
+    """Return the C text of a second name for a function that libghost.so has."""
     return f'__asm__(".globl {name}\\n.type {name}, @function\\n{name}: jmp {target}@PLT\\n");\n'
 
 
 def alias_target(name: str, own: set[str]) -> str | None:
-    """The function of ours that `name` is another name for."""
+    """Return the function of ours for which `name` is another name; None if there is none."""
     base = PER_THREAD.sub("", name)
     for candidate in (base, base.removeprefix("p") if base.startswith("pnccl") else base):
         if candidate != name and candidate in own:
@@ -146,7 +146,7 @@ def alias_target(name: str, own: set[str]) -> str | None:
 
 
 def stub_source(library: Library, own: set[str]) -> str:
-    """The generated C file of one thin library."""
+    """Return the generated C file of one thin library."""
     harmless, work = matcher("harmless.txt"), matcher("work.txt")
     data = {name: note for name, note in library.notes.items() if note.startswith("data@")}
     names = [name for name in library.notes if name not in own and name not in data]
@@ -198,7 +198,7 @@ def build_ghost(major: int, work: Path, strict: bool) -> Path:
 
 
 def build_thin(library: Library, own: set[str], work: Path) -> Path:
-    """Compile the thin library that stands for one of NVIDIA's."""
+    """Compile the thin library that replaces one of NVIDIA's."""
     source, script, target = work / f"{library.name}.c", work / f"{library.name}.map", work / library.name
     source.write_text(stub_source(library, own))
     link = ["-shared", f"-Wl,-soname,{library.name}", f"-L{work}", "-Wl,--no-as-needed", "-l:libghost.so"]
@@ -211,7 +211,7 @@ def build_thin(library: Library, own: set[str], work: Path) -> Path:
 
 
 def implemented(ghost: Path, libraries: Iterable[Library]) -> set[str]:
-    """The public functions that libghost.so has, asked of the dynamic linker."""
+    """Return the public functions that libghost.so has, as the dynamic linker finds them."""
     loaded = ctypes.CDLL(str(ghost), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     names = {PER_THREAD.sub("", name).removeprefix("p") for library in libraries for name in library.notes}
     names |= {name for library in libraries for name in library.notes}
@@ -219,7 +219,7 @@ def implemented(ghost: Path, libraries: Iterable[Library]) -> set[str]:
 
 
 def build_major(major: int, folder: Path, *, strict: bool = False, force: bool = False) -> bool:
-    """Build one CUDA major version into `folder`; False if it was up to date."""
+    """Build one major CUDA version into `folder`; return False if it was up to date."""
     stamp = folder / STAMP
     wanted = input_hash()
     if not force and stamp.exists() and stamp.read_text() == wanted:
@@ -236,16 +236,17 @@ def build_major(major: int, folder: Path, *, strict: bool = False, force: bool =
         for old in folder.iterdir():
             if old.name not in kept and old.name != STAMP:
                 old.unlink()
-        for path in built:  # whole files change places, so that running processes keep theirs
+        for path in built:  # files are replaced as a whole, so that running processes keep theirs
             os.replace(path, folder / path.name)
     stamp.write_text(wanted)
     return True
 
 
 def build(folder: Path | None = None, *, strict: bool = False, force: bool = False) -> list[Path]:
-    """Build every CUDA major version that is not up to date; returns their folders.
+    """Build every major CUDA version that is not up to date; return their folders.
 
-    strict: warnings are errors.  BuildError: no Linux on x86-64, no compiler, or it failed.
+    With `strict`, warnings are errors.  Raises BuildError if this is not Linux on x86-64 or there is no compiler, and
+    if the compiler fails.
     """
     if not supported():
         raise BuildError(f"the ghost runs on Linux x86_64, this is {sys.platform} {platform.machine()}")
@@ -259,9 +260,9 @@ def build(folder: Path | None = None, *, strict: bool = False, force: bool = Fal
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build the ghost's libraries.")
-    parser.add_argument("folder", nargs="?", type=Path, help="where to (default: beside the package)")
+    parser.add_argument("folder", nargs="?", type=Path, help="target folder (default: beside the package)")
     parser.add_argument("--strict", action="store_true", help="warnings are errors")
-    parser.add_argument("--force", action="store_true", help="build what is up to date, too")
+    parser.add_argument("--force", action="store_true", help="also build folders that are up to date")
     options = parser.parse_args()
     try:
         for folder in build(options.folder, strict=options.strict, force=options.force):

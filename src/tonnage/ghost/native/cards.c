@@ -1,8 +1,8 @@
 /* The machine's cards: how many bytes of each are taken, and by which process.
  *
- * The processes of one run share the account through a file (GHOST_CARDS), so that two on one card have one card's
- * memory between them; without a file each process has cards of its own.  What a process took it gives back by
- * ending, however it ends: others look whether it is still there when its bytes would decide something. */
+ * The processes of one run share the account through a file (GHOST_CARDS), so that two processes on one card share
+ * its memory; without a file each process has its own cards.  A process gives its bytes back by ending, however it
+ * ends: the others check whether it still exists when its bytes would decide something. */
 #define _GNU_SOURCE
 #include "ghost.h"
 

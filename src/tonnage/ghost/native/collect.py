@@ -2,15 +2,15 @@
 
     python collect.py NM_FOLDER HEADER_FOLDER
 
-NM_FOLDER holds the output of `nm -D -S --defined-only` of each library, one file each, named
-`libNAME.so.N@WHEEL.txt`; HEADER_FOLDER one folder of public headers per package.  A list holds the names
-of a library's public functions and, where the header shows that a function hands something out through
-its arguments, what and through which one:
+NM_FOLDER has the output of `nm -D -S --defined-only` of each library, one file each, named
+`libNAME.so.N@WHEEL.txt`; HEADER_FOLDER has one folder of public headers per package.  A list has the names
+of a library's public functions and, if the header shows that a function hands out a result through its
+arguments, its kind and the argument:
 
     p@K   a new handle through integer argument K (counted from 1)
     i4@K, i8@K   a number of 4 or 8 bytes
     text  the function returns a string, size: it returns a size, void: nothing
-    data@N   no function but a variable of N bytes
+    data@N   a variable of N bytes instead of a function
 
 Nothing else of the headers is kept.
 """
@@ -105,7 +105,7 @@ def arguments(text: str) -> list[str]:
 
 
 def note(name: str, returns: str, args: list[str], handles: set[str]) -> str:
-    """What the function hands out, in the notation above; empty when nothing is known."""
+    """Return the results that a function hands out, in the notation above; empty if nothing is known."""
     plain = " ".join(DECORATION.sub(" ", returns).split())
     notes = []
     if "*" in plain and "char" in plain:
@@ -163,7 +163,7 @@ def declarations(header: Path) -> Iterator[tuple[str, str, list[str], set[str]]]
 
 
 def notes_of(folders: list[Path]) -> dict[str, str]:
-    """Notes by function name from every header of these packages; handle types are those of all of them."""
+    """Return notes by function name from all headers of these packages, with the handle types of all of them."""
     found = [item for folder in folders for header in sorted(folder.rglob("*.h")) for item in declarations(header)]
     handles = set().union(*(item[3] for item in found)) if found else set()
     notes: dict[str, str] = {}
@@ -176,7 +176,7 @@ PUBLIC_NAME = re.compile(r"_*(p?nccl|cu|nv|CU)")
 
 
 def exported(listing: Path) -> set[str]:
-    """Public C functions of one `nm` listing: no data, no version names, no C++ and no runtime leftovers."""
+    """Return the public C functions of one `nm` listing: no data, version names, C++ or runtime leftovers."""
     names = set()
     for line in listing.read_text().splitlines():
         kind, symbol = line.split()[-2:]
@@ -187,7 +187,7 @@ def exported(listing: Path) -> set[str]:
 
 
 def variables(listing: Path) -> dict[str, str]:
-    """Public C variables of one `nm -S` listing, with their sizes; what refers to one loads only where it is."""
+    """Return the public C variables of one `nm -S` listing, with their sizes; a library that uses one needs it."""
     notes = {}
     for line in listing.read_text().splitlines():
         words = line.split()
@@ -197,7 +197,7 @@ def variables(listing: Path) -> dict[str, str]:
 
 
 def driver_names(header: Path, prefix: str) -> dict[str, str]:
-    """Functions a driver header declares, with the older and per-thread variants its macros name."""
+    """Return the functions that a driver header declares, with the older and per-thread variants in its macros."""
     text = without_comments(header.read_text(errors="replace"))
     notes: dict[str, str] = {}
     handles = set(HANDLE_TYPE.findall(text))
@@ -212,7 +212,7 @@ def driver_names(header: Path, prefix: str) -> dict[str, str]:
 
 
 def version_name(listings: list[Path]) -> str:
-    """The name under which a library versions its symbols, empty if it does not."""
+    """Return the name under which a library versions its symbols, empty if it does not."""
     found = re.findall(r"@@(\S+)", listings[0].read_text()) if listings else []
     return max(set(found), key=found.count) if found else ""
 

@@ -1,6 +1,6 @@
-/* What machine code says of its kernels.  A cubin is an ELF file; its section .nv.info is a list of attributes,
- * of which one has a symbol and the registers that a thread of that kernel needs (shown by `cuobjdump -res-usage`;
- * compared with what ptxas prints for compute capability 8.0, 9.0 and 10.0). */
+/* Facts about kernels in machine code.  A cubin is an ELF file; its section .nv.info is a list of attributes, one of
+ * which has a symbol and the registers that a thread of that kernel needs (shown by `cuobjdump -res-usage`; compared
+ * with the output of ptxas for compute capability 8.0, 9.0 and 10.0). */
 #define _GNU_SOURCE
 #include "ghost.h"
 

@@ -1,8 +1,8 @@
-/* Large memory of the host: addresses, of which pages come when they are touched.
+/* Large memory of the host: addresses whose pages are allocated when they are touched.
  *
- * Tensors that wait on the host hold what no kernel computed, and are never touched (values.c).  The kernel refuses a
- * single request for more than the machine has, unless it need not be reserved: torch's allocator asks by
- * posix_memalign, which reserves. */
+ * Tensors that are offloaded to the host hold values that no kernel computed, and are never touched (values.c).
+ * Linux refuses a single request for more memory than the machine has, unless nothing has to be reserved;
+ * torch's allocator calls posix_memalign, which reserves. */
 #define _GNU_SOURCE
 #include "ghost.h"
 

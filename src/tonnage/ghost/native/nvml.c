@@ -1,5 +1,5 @@
-/* NVML: all cards of the machine, as nvidia-smi would show them, whatever CUDA_VISIBLE_DEVICES says, with what the
- * processes of the run hold of them.  They are idle. */
+/* NVML: all cards of the machine, as nvidia-smi would show them whatever CUDA_VISIBLE_DEVICES is, with the memory
+ * that the processes of the run hold.  The cards are idle. */
 #include "ghost.h"
 
 #include <stdio.h>

@@ -1,14 +1,14 @@
 /* Streams and events.
  *
- * A stream counts the work submitted to it.  With immediate events all of it is done at once; with lazy
- * events it is done when somebody waits: for the stream, for an event in it, for the device, or for another
- * stream that waits for this one.  These are the two extremes between which a real card lies.  An event
- * that nobody waits for but somebody polls is done after LAZY_SECONDS, so that no poll goes on for ever.
+ * A stream counts the work submitted to it.  With immediate events all work is done at once; with lazy events it is
+ * done when the program waits: for the stream, for an event in it, for the device, or for another stream that waits
+ * for this one.  A real card lies between these two extremes.  An event that is polled and not waited for is done
+ * after LAZY_SECONDS, so that no poll goes on for ever.
  *
- * As a rule, who polls an event finds it done if a kernel was launched since: no card is done with work at
- * the moment that it gets it, and when the next kernel has been prepared most are.  A poll that goes on ends
- * after SOON_POLLS, in another thread than the recording one (NCCL's watchdog) after SOON_SECONDS: how long the
- * allocator's own thread takes between two calls is the machine's affair, and must decide nothing. */
+ * By default, a polled event is done if a kernel was launched since it was recorded: no card completes work at the
+ * moment that it gets it, and most have when the next kernel has been prepared.  A poll that goes on ends after
+ * SOON_POLLS, or after SOON_SECONDS in another thread than the recording one (NCCL's watchdog): the time that the
+ * allocator's own thread takes between two calls depends on the machine, and must decide nothing. */
 #define _GNU_SOURCE
 #include "ghost.h"
 

@@ -1,4 +1,4 @@
-"""What CUDA graphs hold: replaying one makes its backward and its optimizers' steps again, past every hook."""
+"""Contents of CUDA graphs: replaying one runs its backward and its optimizers' steps again, past every hook."""
 
 import functools
 import weakref
@@ -11,7 +11,7 @@ and eleven with DDP.  A program that trains on such a stream has no capture to w
 
 
 class Content:
-    """What ran while a graph was captured: whether a backward, and which optimizers' steps."""
+    """Backward pass and optimizer steps that ran while a graph was captured."""
 
     def __init__(self) -> None:
         self.backward = False
@@ -19,26 +19,26 @@ class Content:
 
 
 class Graphs:
-    """Every graph that was captured with a backward or a step inside, and the one that is being captured."""
+    """The graphs that were captured with a backward or a step inside, and the one that is being captured."""
 
     def __init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[Any, Content] = weakref.WeakKeyDictionary()
         self._now: Content | None = None
 
     def met_backward(self) -> None:
-        """A backward begins; if a graph is being captured, it holds it."""
+        """Note that a backward begins: a graph that is being captured holds it."""
         if self._now is not None:
             self._now.backward = True
 
     def met_step(self, optimizer: Any) -> None:
-        """An optimizer made its step; if a graph is being captured, it holds it."""
+        """Note that an optimizer made its step: a graph that is being captured holds it."""
         if self._now is not None:
             self._now.optimizers.add(optimizer)
 
     def hook(self, torch: Any, replays: Callable[[Content], Callable[[], None]]) -> Callable[[], None]:
-        """Hear of captures and replays; what is returned takes the hooks away.
+        """Hook captures and replays; return the function that takes the hooks away.
 
-        `replays` is called before a graph with such a content is replayed, and what it returns after it.
+        `replays` is called before a graph with such a content is replayed, and the function that it returns after it.
         """
         kind = torch.cuda.CUDAGraph
         begin, end, replay = kind.capture_begin, kind.capture_end, kind.replay

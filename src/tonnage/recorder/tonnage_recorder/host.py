@@ -1,18 +1,18 @@
 """Memory of the host that a job would need on a real machine.
 
 On a ghost, pinned memory and zeros that nothing was written to are address space alone (see `values`), so the process
-is smaller than the job: what it does not touch is counted here.
+is smaller than the job: memory that it does not touch is counted here.
 """
 
 from importlib import import_module
 from typing import Any
 
 FEW = 64
-"""Tensors that are looked through each time that there may be more than ever."""
+"""Number of tensors up to which all are checked each time that their bytes may exceed the peak."""
 
 
 class Zeros:
-    """Host tensors of zeros that were made and not touched."""
+    """Host tensors of zeros that were created and not touched."""
 
     def __init__(self) -> None:
         self._most_bytes = 0
@@ -29,15 +29,15 @@ class Zeros:
         self._live_bytes += storage.nbytes()
         count = len(self._live)
         if self._live_bytes > self._most_bytes and (count <= FEW or count > self._looked_at * 9 // 8):
-            self._look()
+            self._update_peak()
 
     def peak_bytes(self) -> int:
-        """Most bytes at once, of many tensors to an eighth."""
-        self._look()
+        """Return the most bytes alive at once; with many tensors, accurate to an eighth."""
+        self._update_peak()
         return self._most_bytes
 
-    def _look(self) -> None:
-        for address in [place for place, (reference, _) in self._live.items() if reference.expired()]:
+    def _update_peak(self) -> None:
+        for address in [address for address, (reference, _) in self._live.items() if reference.expired()]:
             self._drop(address)
         self._looked_at = len(self._live)
         self._most_bytes = max(self._most_bytes, self._live_bytes)
@@ -48,20 +48,21 @@ class Zeros:
 
 
 ZEROS = Zeros()
-"""Of this process."""
+"""The untouched zeros of this process."""
 
 
 def resident_peak_bytes() -> int:
-    """Most bytes of this process that were resident at once."""
+    """Return the most bytes of this process that were resident at once."""
     import resource  # not on Windows, where traces tell versions alone
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def peaks(pinned_bytes: int, managed_bytes: int) -> dict[str, int]:
-    """What a Trace has of the host, where so much was pinned and managed at most.
+    """Return the host's memory as a Trace has it, for these peaks of pinned and managed memory.
 
-    `peak_bytes` is most of what the job would need at once, at most: what is resident, pinned, and zero.
+    `peak_bytes` is an upper bound of the peak that the job would need: the sum of the resident, pinned and zero
+    peaks.
     """
     zero_bytes = ZEROS.peak_bytes()
     return {

@@ -1,4 +1,4 @@
-"""Do something right after a module has been imported, whoever imports it and whenever; or when one is not there."""
+"""Call a function right after a module has been imported, whoever imports it and whenever, or when one is missing."""
 
 import importlib.abc
 import importlib.machinery
@@ -13,7 +13,7 @@ Action = Callable[[ModuleType], None]
 
 
 class _Loader(importlib.abc.Loader):
-    """The real loader, and what is to be done after it."""
+    """The real loader, and the function to call after it."""
 
     def __init__(self, loader: Any, loaded: Action) -> None:
         self._loader, self._loaded = loader, loaded
@@ -54,13 +54,13 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
     def _act(self, module: ModuleType) -> None:
-        """What was asked for, in that order, once."""
+        """Call the module's actions once, in the order in which they were added."""
         for action in self.actions.pop(module.__name__, ()):
             action(module)
 
 
 class _Last(importlib.abc.MetaPathFinder):
-    """Last on sys.meta_path: it is asked for what nobody has found."""
+    """Last on sys.meta_path: it is asked for modules that no other finder has."""
 
     def __init__(self, lacks: Callable[[str], None]) -> None:
         self._lacks = lacks
@@ -71,7 +71,7 @@ class _Last(importlib.abc.MetaPathFinder):
 
 
 def _asking_file() -> str:
-    """The file of the code that imports, or looks for a module."""
+    """Return the file of the code that imports, or looks for, a module."""
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
@@ -79,24 +79,24 @@ def _asking_file() -> str:
 
 
 def _is_the_programs(file: str) -> bool:
-    """Whether it is no library's, which look for much that they can do without."""
+    """Return whether a file is the program's own; libraries look for many modules that they can do without."""
     library = os.path.join(os.path.dirname(os.__file__), "")
     return not file.startswith(library) and not any(f"{os.sep}{name}{os.sep}" in file for name in _LIBRARIES)
 
 
 _LIBRARIES = ("site-packages", "dist-packages", "torch", "functorch")
-"""Folders of libraries; the last two where a ghost's torch is the only one in a folder of tonnage's."""
+"""Folders of libraries; the last two are for a ghost's torch, which is the only one in its folder."""
 
 _finder = _Finder()
 
 
 def tell_missing(lacks: Callable[[str], None]) -> None:
-    """Call `lacks(name)` when the program's own code asks for a package that is not there."""
+    """Call `lacks(name)` when the program's own code imports or looks for a package that is missing."""
     sys.meta_path.append(_Last(lacks))
 
 
 def expect(*names: str) -> None:
-    """Modules for which actions may be asked for while they are being imported: they act when they are whole."""
+    """Watch for modules for which actions may be added during their import; these run when the import is complete."""
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     for name in names:

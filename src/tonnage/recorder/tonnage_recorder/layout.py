@@ -1,14 +1,14 @@
 """The layout of what a Trace holds: codes of allocator actions, kinds and fields of the ghost's log records.
 
-Written once, for who writes (beside torch, without tonnage) and for who reads (the room `trace`); a test compares it
-with `struct ghost_record` and `enum record_kind` in ghost.h.
+The writer (beside torch, without tonnage) and the reader (the room `trace`) share it; a test compares it with `struct
+ghost_record` and `enum record_kind` in ghost.h.
 """
 
 import struct
 from typing import Final
 
 FORMAT_VERSION: Final = 1
-"""Of a Trace's archive."""
+"""Version of the format of a Trace's archive."""
 
 ACTIONS: Final = (
     *("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap"),
@@ -53,6 +53,6 @@ RECORD: Final = struct.Struct("<" + "".join(code for _, code in FIELDS))
 
 
 def offset_of(field: str) -> int:
-    """Return where a field of a record begins, in bytes."""
+    """Return the offset of a field in a record, in bytes."""
     before = [code for _, code in FIELDS[: [name for name, _ in FIELDS].index(field)]]
     return struct.calcsize("<" + "".join(before))

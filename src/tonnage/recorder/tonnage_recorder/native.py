@@ -1,4 +1,4 @@
-"""The ghost's C interface (libghost.so), or nothing at all where the GPU is real."""
+"""The ghost's C interface (libghost.so), which is absent where the GPU is real."""
 
 import ctypes
 import json
@@ -44,7 +44,7 @@ class Native:
         self.forget: Callable[[int], None] = library.ghost_forget
 
     def back_python(self) -> None:
-        """Python's further small objects lie in huge pages."""
+        """Put Python's further small objects into huge pages."""
         functions = (self._library.ghost_arena_take, self._library.ghost_arena_give)
         arenas = (ctypes.c_void_p * 3)(None, *(ctypes.cast(each, ctypes.c_void_p) for each in functions))
         ctypes.pythonapi.PyObject_SetArenaAllocator(arenas)  # which copies this PyObjectArenaAllocator
@@ -55,11 +55,11 @@ class Native:
             raise ValueError(f"the ghost knows no setting {key}={value}")
 
     def mark(self, number: int) -> None:
-        """Records carry this number from now on."""
+        """Give further records this mark."""
         self._mark.value = number
 
     def known(self, address: int, count_bytes: int) -> bool:
-        """Whether these bytes were copied to the card, rather than left to a kernel to compute."""
+        """Return whether these bytes were copied to the card, rather than left to a kernel to compute."""
         return bool(self._library.ghost_known(address, count_bytes))
 
     def zero_host(self, address: int, count_bytes: int) -> None:
@@ -71,87 +71,87 @@ class Native:
         self._library.ghost_copy_host(target, source, count_bytes)
 
     def copy_values(self, target: int, source: int, count_bytes: int) -> None:
-        """Copy between host and card what is known, without asking the driver for it."""
+        """Copy known values between host and card, without a call of the driver."""
         self._library.ghost_copy_values(target, source, count_bytes)
 
     def reads_zero(self, address: int, count_bytes: int) -> bool:
-        """Whether all of this host memory is zero; pages that were never touched stay so."""
+        """Return whether all of this host memory is zero; pages that were never touched stay untouched."""
         return bool(self._library.ghost_reads_zero(address, count_bytes))
 
     def card(self, device: int) -> int:
-        """The number among all cards of the machine of one of those that this process sees."""
+        """Return the number of a visible card among all cards of the machine."""
         return int(self._library.ghost_device_card(device))
 
     def log(self, enabled: bool) -> None:
-        """Record kernels, copies and collectives from now on, or stop."""
+        """Start or stop recording kernels, copies and collectives."""
         self._library.ghost_log_enable(1 if enabled else 0)
 
     def log_bytes(self) -> bytes:
-        """The records so far, 64 bytes each."""
+        """Return the records so far, 64 bytes each."""
         count = self._library.ghost_log_count()
         return ctypes.string_at(self._library.ghost_log_data(), count * 64) if count else b""
 
     def log_add(self, like: bytes, address: int, address2: int) -> None:
-        """Record the same as another record once more, at other addresses."""
+        """Add a copy of a record with other addresses."""
         self._library.ghost_log_add(like, address, address2)
 
     def log_cut(self, count: int) -> None:
-        """Forget the records behind the first so many."""
+        """Delete all records but the first `count`."""
         self._library.ghost_log_cut(count)
 
     def log_count(self) -> int:
-        """How many records there are."""
+        """Return the number of records."""
         return int(self._library.ghost_log_count())
 
     def launched(self, since: int) -> int:
-        """How many kernels, copies, fills and operations of libraries the records hold from this one on."""
+        """Return the number of kernels, copies, fills and library operations among the records from this one on."""
         count = self.log_count() - since
         kinds = ctypes.string_at(self._library.ghost_log_data() + 64 * since, 64 * count)[::64] if count > 0 else b""
         return sum(map(kinds.count, _LAUNCHED))
 
     def make_requests(self, asked: "Asked", allocator: "Allocator") -> None:
-        """Ask an allocator's functions for C as far as they can be asked; how far that was is noted."""
+        """Make requests of an allocator through its C functions until one fails; `asked.made` tells how many."""
         self._library.ghost_make_requests(ctypes.byref(asked), ctypes.byref(allocator))
 
     def names(self) -> list[str]:
-        """Names that the records point at."""
+        """Return the names that the records refer to."""
         library = self._library
         return [library.ghost_name(i).decode(errors="replace") for i in range(library.ghost_name_count())]
 
     def pinned_peak_bytes(self) -> int:
-        """Most page-locked host bytes so far."""
+        """Return the peak of page-locked host memory in bytes."""
         return int(self._library.ghost_pinned_peak_bytes())
 
     def managed_peak_bytes(self) -> int:
-        """Most bytes of managed memory (cudaMallocManaged) so far."""
+        """Return the peak of managed memory (cudaMallocManaged) in bytes."""
         return int(self._library.ghost_managed_peak_bytes())
 
     def computed_reads(self) -> int:
-        """How often the program was told on the host what a kernel would have computed."""
+        """Return how often the program read on the host a value that a kernel would have computed."""
         return int(self._library.ghost_computed_reads())
 
     def note_computed_read(self) -> None:
-        """It was told so by a patch, in place of a copy from the card."""
+        """Count a read of a computed value that a patch answered, without a copy from the card."""
         self._library.ghost_note_computed_read()
 
     def next_split(self, ranks: int) -> None:
-        """The next part of a communicator that is split off has so many ranks."""
+        """Set the number of ranks of the next communicator that is split off another."""
         self._library.ghost_nccl_next_split(ranks)
 
     def take_for_nccl(self, ranks: int, peers: int) -> None:
-        """Take what NCCL does for a communicator of so many ranks (0: for none) and so many new peers.
+        """Allocate what NCCL does for a communicator of so many ranks (0: for none) and so many new peers.
 
-        Raises RuntimeError, in NCCL's words, where the card has not so much left.
+        Raises RuntimeError, in NCCL's words, if the card has too little memory left.
         """
         if self._library.ghost_nccl_take(ranks, peers) != 0:
             raise RuntimeError("NCCL error: unhandled cuda error; Cuda failure 2 'out of memory'")
 
     def unknown_calls(self) -> dict[str, int]:
-        """Calls of functions that the ghost does not implement: `library:symbol` to count."""
+        """Return the calls of functions that the ghost does not implement: `library:symbol` to count."""
         return _counts(self._library.ghost_unknown_calls)
 
     def unknown_workspaces(self) -> dict[str, int]:
-        """Workspaces whose size only a closed library knows, which count 0 bytes: who asked, to count."""
+        """Return the workspaces counted as 0 bytes, since only a closed library knows their size: caller to count."""
         return _counts(self._library.ghost_unknown_workspaces)
 
 
@@ -160,7 +160,7 @@ _LAUNCHED = (1, 2, 3, 4, 5, 13)
 
 
 class Asked(ctypes.Structure):
-    """Requests and what came of them (`struct requests`)."""
+    """Requests and their results (`struct requests`)."""
 
     _fields_ = (
         ("rows", ctypes.c_void_p),
@@ -172,20 +172,20 @@ class Asked(ctypes.Structure):
 
 
 class Allocator(ctypes.Structure):
-    """Functions for C (`struct allocator`): a block is handed out, taken back; a stream is entered, left."""
+    """C functions (`struct allocator`) that hand out and take back a block, and enter and leave a stream."""
 
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("hand_out", "take_back", "enter_stream", "leave_stream"))
 
 
-def _counts(told: Any) -> dict[str, int]:
-    """What a function of the ghost writes as a JSON object."""
+def _counts(write_json: Any) -> dict[str, int]:
+    """Return the counts that a function of the ghost writes as a JSON object."""
     buffer = ctypes.create_string_buffer(1 << 20)
-    told(buffer, len(buffer))
+    write_json(buffer, len(buffer))
     return {str(name): int(count) for name, count in json.loads(buffer.value or b"{}").items()}
 
 
 def load() -> Native | None:
-    """The ghost of this process; None where there is none."""
+    """Return the ghost of this process; None if there is none."""
     try:
         library = ctypes.CDLL("libghost.so", mode=ctypes.RTLD_GLOBAL)
     except OSError:

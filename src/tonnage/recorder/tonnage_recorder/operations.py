@@ -1,8 +1,8 @@
-"""What the operations of a step multiply, read and write, counted as they are dispatched.
+"""Counts the FLOPs and the bytes read and written by the operations of a step, as they are dispatched.
 
-A mode of torch's dispatcher sees each operation with its tensors, in backward too.  It is on only where seconds are
-asked for and memory has been recorded: it may change when a tensor is freed.  Operations that launch nothing (views,
-allocations) count nothing.
+A mode of torch's dispatcher sees each operation with its tensors, in backward too.  It may change when a tensor is
+freed, so it is on only when times are wanted and memory has been recorded.  Operations that launch nothing (views,
+allocations) are not counted.
 """
 
 import json
@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_", "set_")
-"""Operations in place that read nothing of what they write."""
+"""In-place operations that overwrite a tensor without reading it."""
 
 _ROWS = ("embedding", "index_select", "gather", "take", "index", "take_along_dim", "_embedding_bag")
-"""Operations that read of a table only what they return."""
+"""Operations that read only the part of a table that they return."""
 
 _SCATTERED = (
     "index_put_",
@@ -27,17 +27,17 @@ _SCATTERED = (
     "index_fill_",
     "_index_put_impl_",
 )
-"""Operations that write of a table only what they are given."""
+"""Operations that write only the part of a table that they are given values for."""
 
 
 _LEFT = ("grads",)
-"""What a fused optimizer may write (gradients that a scaler scaled) and as a rule does not."""
+"""Arguments that a fused optimizer may write (gradients that a scaler scaled) and usually does not."""
 
 
 class Worked:
-    """Counts the operations of one process while it is on; `phase` tells in which phase one is.
+    """Counts the operations of one process between `start` and `stop`; `phase` returns the current phase.
 
-    What is noted of an operation are the fields of `tonnage.trace.operations.Operation`.
+    Each operation is noted with the fields of `tonnage.trace.operations.Operation`.
     """
 
     def __init__(self, torch: Any, native: Any, phase: Callable[[], str]) -> None:
@@ -52,13 +52,13 @@ class Worked:
         self._began = self._ended = 0
 
     def start(self) -> None:
-        """Count from now on."""
+        """Start counting."""
         from torch.utils._python_dispatch import TorchDispatchMode
 
         worked, torch = self, self._torch
 
         class Mode(TorchDispatchMode):  # type: ignore[misc]  # torch is not imported where types are checked
-            """Does what it is asked to, and counts it."""
+            """Runs each operation and counts it."""
 
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if any(_dispatches(kind, torch) for kind in types):
@@ -71,7 +71,7 @@ class Worked:
         self._mode.__enter__()
 
     def stop(self) -> bool:
-        """No more.  Whether all was counted: a program with such modes of its own may have taken this one away."""
+        """Stop counting; return whether all was counted: a program's own modes may have removed this one."""
         from torch.utils._python_dispatch import _get_current_dispatch_mode
 
         self._ended = self._native.log_count()
@@ -81,7 +81,7 @@ class Worked:
         return True
 
     def write(self, path: str, phases: Callable[[int], str]) -> None:
-        """Into a file that `tonnage.trace.operations` reads; `phases` tells the phase of a mark."""
+        """Write a file that `tonnage.trace.operations` reads; `phases` returns the phase of a mark."""
         log = self._native.log_bytes()[64 * self._began : 64 * self._ended]
         marks = sorted({int.from_bytes(log[at : at + 4], "little") for at in range(4, len(log), 64)})
         document = {
@@ -98,7 +98,7 @@ class Worked:
         os.replace(partial, path)
 
     def _pass_on(self, *given: Any) -> None:
-        """Tensors of a class of its own, which does an operation by others in Python: how many, by phase."""
+        """Count by phase the tensors of classes that implement operations in Python by other operations."""
         phase = self._phase()
         count = sum(_dispatches(type(tensor), self._torch) for tensor in self._tensors(given))
         self._passed_on[phase] = self._passed_on.get(phase, 0) + count
@@ -161,7 +161,7 @@ class Worked:
     def _moved(
         self, func: Any, name: str, args: Any, kwargs: dict[str, Any], given: list[Any], returned: list[Any]
     ) -> int:
-        """Bytes read and written."""
+        """Return the bytes that an operation reads and writes."""
         written = [
             tensor
             for argument, value in _named(func, args, kwargs)
@@ -192,22 +192,22 @@ class Worked:
 
 
 def _dispatches(kind: Any, torch: Any) -> bool:
-    """Whether a class of tensors (DTensor, a quantized one) does operations by others."""
+    """Return whether a tensor class (DTensor, a quantized one) implements operations by others."""
     return kind.__torch_dispatch__ not in (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
 
 
 def _flops(torch: Any) -> dict[Any, Callable[..., int]]:
-    """Torch's own formulas, by operation."""
+    """Return torch's own FLOP formulas, by operation."""
     from torch.utils.flop_counter import flop_registry
 
     return dict(flop_registry)
 
 
 def _named(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """Arguments of the schema with what was given for them."""
-    for place, argument in enumerate(func._schema.arguments):
-        if place < len(args) and not argument.kwarg_only:
-            yield argument, args[place]
+    """Yield the arguments of the schema with their values."""
+    for index, argument in enumerate(func._schema.arguments):
+        if index < len(args) and not argument.kwarg_only:
+            yield argument, args[index]
         elif argument.name in kwargs:
             yield argument, kwargs[argument.name]
 
@@ -217,7 +217,7 @@ def _argument(func: Any, args: Any, kwargs: dict[str, Any], name: str) -> Any:
 
 
 def _bytes(tensor: Any) -> int:
-    """Bytes of its own elements: of those that are one in memory (an expanded tensor's) one."""
+    """Return the bytes of a tensor's elements, each once where an expanded tensor repeats it."""
     count = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= size if stride or size <= 1 else 1
@@ -225,6 +225,6 @@ def _bytes(tensor: Any) -> int:
 
 
 def _is_aligned(tensor: Any) -> bool:
-    """Whether rows begin at multiples of 16 bytes."""
+    """Return whether rows begin at multiples of 16 bytes."""
     longest = max((stride for stride in tensor.stride()), default=1)
     return bool(longest * tensor.element_size() % 16 == 0)

@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Any
 
 _OURS = ("tonnage_recorder", "tonnage_inside")
-"""Folders whose frames are not the program's."""
+"""Packages whose frames are not the program's."""
 
 
 def _here() -> str:
-    """The folder that the program was started in; "" where it is gone."""
+    """Return the folder that the program was started in; "" if it was deleted."""
     try:
         return os.path.join(os.getcwd(), "")
     except OSError:
@@ -25,9 +25,9 @@ _STARTED_IN = _here()
 
 
 def of_exception(error: BaseException, watch: Any) -> dict[str, Any]:
-    """The outcome that an uncaught exception means.  Phase and module are those of the failed allocation.
+    """Return the outcome for an uncaught exception, with phase and module of the failed allocation.
 
-    Of a failure it also says how often the program had asked for what the card computed (`computed_reads`).
+    The outcome of another failure has the number of computed values that the program had read (`computed_reads`).
     """
     told, is_oom = _chain(error)[-1], ran_out(error)
     outcome: dict[str, Any] = {"kind": "oom" if is_oom else "failed", **described(error)}
@@ -41,7 +41,7 @@ def of_exception(error: BaseException, watch: Any) -> dict[str, Any]:
 
 
 def described(error: BaseException) -> dict[str, Any]:
-    """What an exception says, its kind and the stack."""
+    """Return an exception's message, class and stack."""
     *outer, told = _chain(error)
     above = [frame for each in outer for frame in traceback.extract_tb(each.__traceback__)[:-1]]
     return {
@@ -52,7 +52,7 @@ def described(error: BaseException) -> dict[str, Any]:
 
 
 def _message(error: BaseException) -> str:
-    """What an error says, in one line; of one that happened in another process without the stack there."""
+    """Return an error's message in one line, without the stack of another process that it may hold."""
     lines = str(error).strip().splitlines()
     if any(line.startswith(("Original Traceback", "Traceback (most recent call last)")) for line in lines):
         lines = [lines[0], lines[-1]]
@@ -60,14 +60,14 @@ def _message(error: BaseException) -> str:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether the card's memory did not suffice."""
+    """Return whether the card's memory was too small."""
     return _is_shortage(_chain(error)[-1])
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The error, and what it says it was caused by down to a shortage of memory; itself alone if there is none.
+    """Return the error and its causes down to a shortage of memory; the error alone if none is one.
 
-    torch's pipelines raise an error of their own from the one that a stage met.
+    torch's pipelines raise their own error from the one that a stage raised.
     """
     found = [error]
     while not _is_shortage(found[-1]):
@@ -83,7 +83,7 @@ def _is_shortage(error: BaseException) -> bool:
 
 
 def is_parted(torch: Any, error: BaseException) -> bool:
-    """Whether it is torch's error of a rank that waited for another, which had ended."""
+    """Return whether this is torch's error of a rank that waited for another, which had ended."""
     kind = getattr(torch.distributed, "DistBackendError", None)
     while kind is not None and not isinstance(error, kind):
         if error.__cause__ is None:
@@ -93,16 +93,19 @@ def is_parted(torch: Any, error: BaseException) -> bool:
 
 
 _WORDS = ("CUDA error: out of memory", "Cuda failure 2 'out of memory'")
-"""Of CUDA on a card too full for one more context; of NCCL on one without room for its buffers."""
+"""Messages of CUDA on a card too full for one more context, and of NCCL on one without room for its buffers."""
 
 
 def _outside_allocator(error: BaseException) -> bool:
-    """Whether the memory did not suffice for what is not the allocator's, which alone raises OutOfMemoryError."""
+    """Return whether memory ran out outside the allocator, which alone raises OutOfMemoryError."""
     return any(words in str(error) for words in _WORDS)
 
 
 def frames(stack: Iterable[traceback.FrameSummary]) -> list[str]:
-    """`file:line function` of each frame that is not ours, outermost first; files as seen from the first folder."""
+    """Return `file:line function` of each frame that is not ours, outermost first.
+
+    Files are relative to the folder that the program was started in.
+    """
     return [
         f"{frame.filename.removeprefix(_STARTED_IN)}:{frame.lineno} {frame.name}"
         for frame in stack
@@ -111,7 +114,7 @@ def frames(stack: Iterable[traceback.FrameSummary]) -> list[str]:
 
 
 def hear_uncaught(watch: Any, store: dict[str, Any]) -> None:
-    """Chain into sys.excepthook: put the outcome of an uncaught exception into `store`."""
+    """Chain into sys.excepthook to put the outcome of an uncaught exception into `store`."""
     shown = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -123,16 +126,16 @@ def hear_uncaught(watch: Any, store: dict[str, Any]) -> None:
 
 
 def _stop_if_done(watch: Any, error: BaseException) -> None:
-    """End a rank that made its steps and waits for one that did, too, and was stopped where its next one began.
+    """End a rank that has made its steps and fails only because it waits for one that was stopped after its own.
 
-    A pipeline's first stage begins with its forward, the others with what they receive.
+    A pipeline's first stage is stopped where its next forward begins, while the others wait for what it sends.
     """
     if watch.is_done() and is_parted(watch.torch, error):
         watch.on_end()
 
 
 def hear_spawned(torch: Any, watch: Any, store: dict[str, Any]) -> None:
-    """The same in processes that multiprocessing starts: it catches what their function raises and ends them."""
+    """Put outcomes into `store` also in processes of multiprocessing, which catches their exceptions."""
 
     def hearing(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

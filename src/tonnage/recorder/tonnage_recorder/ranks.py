@@ -1,7 +1,7 @@
 """Ranks of a distributed job: several real processes on this machine, or one process that acts for its rank alone.
 
-With real processes (torchrun) the ghost's NCCL exchanges small payloads between them.  Alone
-(TONNAGE_ALONE=1, with RANK and WORLD_SIZE set), nobody answers: the store is private to the process, NCCL is the
+With real processes (torchrun) the ghost's NCCL exchanges small payloads between them.  A rank alone
+(TONNAGE_ALONE=1, with RANK and WORLD_SIZE set) gets no answers: its store is private to the process, NCCL is the
 ghost's one-rank emulation, and groups of other backends do nothing.
 """
 
@@ -21,15 +21,15 @@ UNIQUE_ID_BYTES = 128
 
 
 _stores: list[Any] = []
-"""Kept alive: torch holds the C++ part of a store only, and calls the Python part."""
+"""Stores that are kept alive: torch holds only the C++ part of a store, and calls the Python part."""
 
 
 left: tuple[int, int] | None = None
-"""Rank and number of ranks, as they were when the program ended its process group."""
+"""Rank and world size when the program ended its process group."""
 
 
 def prepare(torch: Any, native: Native | None) -> None:
-    """Tell the ghost who else is there, and replace the rendezvous of a rank that is alone."""
+    """Tell the ghost the number of real ranks, or replace the rendezvous of a rank that is alone."""
     if not torch.distributed.is_available():
         return
     _remember_place(torch.distributed)
@@ -42,7 +42,7 @@ def prepare(torch: Any, native: Native | None) -> None:
 
 
 def _remember_place(distributed: Any) -> None:
-    """Programs often end their process group just before they end themselves."""
+    """Remember rank and world size when a program ends its process group, often just before it ends itself."""
     destroy = distributed.destroy_process_group
 
     @functools.wraps(destroy)
@@ -57,10 +57,10 @@ def _remember_place(distributed: Any) -> None:
 
 
 def _meet(distributed: Any, native: Native) -> None:
-    """The ranks are processes of this machine: have the ghost's NCCL exchange values between them.
+    """Have the ghost's NCCL exchange values between ranks that are processes of this machine.
 
-    torchrun says how many there are when a process begins; those that a program itself spawns or forks learn it when
-    they make their process group.
+    torchrun sets their number when a process begins; processes that a program itself spawns or forks learn it when
+    they create their process group.
     """
 
     def tell(world: str) -> None:
@@ -81,10 +81,10 @@ def _meet(distributed: Any, native: Native) -> None:
 
 
 def private_store(distributed: Any) -> Any:
-    """A store that gives every key that this rank waits for: the peers' part of a rendezvous.
+    """Return a store that has every key that this rank waits for, in place of its peers in a rendezvous.
 
-    What nobody has set reads as zeros, as long as NCCL's unique id, which is what ranks other than the first ask
-    for; the ghost's NCCL takes any.
+    A key that nobody has set reads as zeros, as many as NCCL's unique id has bytes: ranks other than the first read
+    that id, and the ghost's NCCL accepts any.
     """
 
     class Store(distributed.Store):  # type: ignore[misc, name-defined]
@@ -129,9 +129,9 @@ def private_store(distributed: Any) -> Any:
 
 
 def act_alone(distributed: Any, native: Native | None = None) -> None:
-    """From now on a process group asks nothing of its peers (RANK and WORLD_SIZE say who it is).
+    """Make process groups ask nothing of their peers from now on; RANK and WORLD_SIZE give this rank's place.
 
-    NCCL does not say how many ranks the part of a communicator has that it splits off: `native` is told.
+    A call of NCCL that splits a communicator does not say how many ranks each part has, so `native` is told before.
     """
     init, new_group = distributed.init_process_group, distributed.new_group
     split_group: Any = getattr(distributed, "split_group", None)  # comes with torch 2.5
@@ -180,16 +180,16 @@ def act_alone(distributed: Any, native: Native | None = None) -> None:
 
 
 def _agree_alone(module: ModuleType) -> None:
-    """DeepSpeed's ZeRO-3 compares the order of its modules with rank 0's: alone, the own order is all there is."""
+    """Answer ZeRO-3, which compares the order of its modules with rank 0's, with this rank's own order."""
     module.assert_lst_len_same_as_other_ranks = lambda order: None  # type: ignore[attr-defined]
     module.get_lst_from_rank0 = list  # type: ignore[attr-defined]
 
 
 def _plan_alone(module: ModuleType) -> None:
-    """Of files of parts ranks send each other plans, pickled: what each will write, or read.
+    """Let a rank save and load distributed checkpoints by its own plan, as torch does without a process group.
 
-    The others' are this one's with other offsets, and settle which of several copies is written and what the list of
-    all files says.  Alone, a rank goes by its own, as torch does without a process group: its part is what it has.
+    Ranks send each other pickled plans of what each will write or read.  The others' plans are this one's with other
+    offsets; they settle which of several copies is written and the index of all files, but not this rank's part.
     """
     kind: Any = module._DistWrapper
     init = kind.__init__
@@ -202,16 +202,19 @@ def _plan_alone(module: ModuleType) -> None:
 
 
 def _check_alone(module: ModuleType) -> None:
-    """That parts make whole tensors is so of all ranks' plans only: the answer is that for a plan of nothing."""
+    """Skip the check that parts make whole tensors, which holds for all ranks' plans together only.
+
+    The answer is that for an empty plan.
+    """
     planner: Any = module
     nothing = planner._validate_global_plan([], planner.Metadata({}))  # True, or since torch 2.12 no complaints
     planner._validate_global_plan = lambda plans, metadata: nothing
 
 
 def vote_alone(module: ModuleType) -> None:
-    """The stages of a pipeline vote on whether the shapes given to each suffice: alone, the own vote is the result.
+    """Take this rank's own vote as the result where the stages of a pipeline vote on whether given shapes suffice.
 
-    Before torch 2.13 there is no vote.
+    There is no vote before torch 2.13.
     """
     kind = module.PipelineStage
     if not hasattr(kind, "_warmup_forward_vote"):
@@ -233,7 +236,7 @@ def vote_alone(module: ModuleType) -> None:
 
 
 def _mine(backend: Any) -> str:
-    """The same backend with everything but NCCL replaced by one that asks nothing of its peers."""
+    """Return the backend with everything but NCCL replaced by one that asks nothing of its peers."""
     if backend is None:
         return "cpu:fake,cuda:nccl"
     parts = str(backend).lower().split(",")

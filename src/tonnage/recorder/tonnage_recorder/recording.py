@@ -1,8 +1,8 @@
-"""What one process of a dry-run leaves behind: how far it came, after every optimizer step, and in the end its trace.
+"""Files that one process of a dry-run writes: its progress after every optimizer step, and its trace at the end.
 
-A process that is killed leaves only the former, `PID.progress`.  One that hangs is asked for its trace: the pipe
-`stop` in the folder is read by a thread of its own, which goes on when tonnage closes the other end.  The pipe
-`alive` closes when tonnage has ended everything, or is dead: then nobody wants to know the rest.
+A process that is killed leaves only its progress, `PID.progress`.  A process that hangs is asked for its trace: a
+thread of its own reads the pipe `stop` in the folder and goes on when tonnage closes the other end.  The pipe `alive`
+closes when tonnage has ended everything or has died; the process then ends, since nobody reads the rest.
 """
 
 import contextlib
@@ -25,19 +25,22 @@ from .untouched import peaks
 from .watch import Watch
 
 STOP = "stop"
-"""The name of the pipe; tonnage makes it, and holds its writing end open as long as the program may run."""
+"""Name of the pipe that tonnage creates, and whose writing end it holds open as long as the program may run."""
 
 ALIVE = "alive"
-"""The name of the other one, which it holds open as long as it lives."""
+"""Name of the pipe whose writing end tonnage holds open as long as it lives."""
 
 
 REACHED = "reached"
-"""The name of a file that is there when a Python of the command has found the ghost."""
+"""Name of a file that exists once a Python process of the command has found the ghost."""
 
 
 def begin(folder: str) -> None:
-    """This Python has found the ghost.  If it fails before it uses the GPU, with what is told in `PID.failed`; what
-    the program asks for and is not installed, in `PID.missing`."""
+    """Note that this Python process has found the ghost.
+
+    If it fails before it uses the GPU, `PID.failed` has the error; `PID.missing` has the modules that the program
+    imports and that are not installed.
+    """
     shown = sys.excepthook
     missing: dict[str, None] = {}
 
@@ -57,7 +60,7 @@ def begin(folder: str) -> None:
 
 
 def _write(folder: str, name: str, document: dict[str, Any]) -> None:
-    """A file that is there whole or not at all."""
+    """Write a file that exists completely or not at all."""
     path = os.path.join(folder, name)
     draft = f"{path}.{os.getpid()}.partial"
     with contextlib.suppress(OSError):  # tonnage has given up and removed the folder
@@ -67,24 +70,24 @@ def _write(folder: str, name: str, document: dict[str, Any]) -> None:
 
 
 LEAST_SECONDS = 30.0
-"""How long the step that is counted may take at the least; else as long as all before it."""
+"""Lower bound of the time limit of the step whose operations are counted, which is the time of all before it."""
 
 
 def _has_compiled() -> bool:
-    """Whether the program's layers are compiled: what they do is then seen by no mode of the dispatcher."""
+    """Return whether the program's layers are compiled: no mode of the dispatcher sees their operations then."""
     frames = getattr(sys.modules.get("torch._dynamo.convert_frame"), "FRAME_COUNTER", 0)
     return bool(frames)
 
 
 def _name() -> str:
-    """What a reader would call this process: the program's file, and which of its processes it is."""
+    """Return a readable name of this process: the program's file, and which of its processes it is."""
     program = os.path.basename(getattr(sys, "argv", [""])[0]) or "python"
     process = multiprocessing.current_process().name
     return program if process == "MainProcess" else f"{program} {process}"
 
 
 class Recording:
-    """Writes one process's files into `folder`; `ended` is filled in by whoever learns how the program ended."""
+    """Writes one process's files into `folder`; hooks put the outcome of the program into `ended`."""
 
     def __init__(self, watch: Watch, folder: str, source: str, assumed: Callable[[], list[str]]) -> None:
         self.watch = watch
@@ -96,25 +99,25 @@ class Recording:
         self._process: int | None = None
         self._written = threading.Lock()
         self.counts = False
-        """Whether one step more is made, whose operations are counted."""
+        """True to make one more step, whose operations are counted."""
         self._counted: Worked | None = None
 
     def begin(self) -> None:
-        """This process uses the GPU from now on: one that was forked off before, too."""
+        """Begin in a process that uses the GPU from now on, which may be a fork of one that did."""
         self._process = os.getpid()
         self._written = threading.Lock()
         self.note()
         threading.Thread(target=self._wait_for_stop, name="tonnage-stop", daemon=True).start()
 
     def note(self, *_: Any) -> None:
-        """Keep how far this process came, for the case that it is killed."""
+        """Write the progress of this process, in case it is killed."""
         if os.getpid() != self._process:
             return
         torch = self.watch.torch
         document = {
             "rank": written.place(torch)[0],
             "name": _name(),
-            "steps": self.watch.steps + self.watch._stepped,  # the latest counts when the next one begins
+            "steps": self.watch.made_steps,
             "peaks": peaks(torch, written.fullest(torch)),
             "host_bytes": host.resident_peak_bytes(),
         }
@@ -131,7 +134,7 @@ class Recording:
                 written.write(path, self.watch, ended, self.assumed(), self.source)
 
     def stop(self) -> None:
-        """The steps are done: write the trace, count what the operations of one more work, and end the process."""
+        """Write the trace after the last step, count the operations of one more if wanted, and end the process."""
         if os.getpid() != self._process:
             return
         if self._counted is not None:
@@ -143,13 +146,13 @@ class Recording:
             self._flush_and_leave(0)
 
     def end(self) -> None:
-        """The steps are done, and there can be no further one."""
+        """Write the trace and end the process, after the last step, when there can be no further one."""
         if os.getpid() == self._process:
             self.write()
             self._flush_and_leave(0)
 
     def _begin_counting(self) -> bool:
-        """Whether the step that begins now is counted; whatever becomes of it, the trace is written."""
+        """Begin to count the operations of the next step, if wanted and possible; return whether it is counted."""
         watch = self.watch
         if not self.counts or watch.native is None or _has_compiled():
             return False
@@ -171,12 +174,12 @@ class Recording:
         return str(self.watch.marks[mark][1])
 
     def leave_at_once(self, status: int) -> NoReturn:
-        """In place of os._exit."""
+        """Write the trace and end the process at once; replaces os._exit."""
         self.write()
         self._leave(status if self._counted is None else 0)
 
     def at_exit(self) -> None:
-        """Python is about to end by itself.
+        """Write the trace when Python is about to end by itself.
 
         After an uncaught exception the process ends here: autograd's threads may still hold what the failed backward
         had made, want the interpreter to release it, and find it gone, which ends the process by SIGABRT.
@@ -206,7 +209,7 @@ class Recording:
             self._leave(1)
 
     def _wait_for(self, name: str) -> None:
-        """Until the other end of this pipe is closed, at once where it is.  Raises OSError where there is no pipe."""
+        """Wait until the other end of this pipe is closed.  Raises OSError if there is no pipe."""
         reading = os.open(os.path.join(self.folder, name), os.O_RDONLY | os.O_NONBLOCK)  # else it waits for a writer
         os.set_blocking(reading, True)
         os.read(reading, 1)

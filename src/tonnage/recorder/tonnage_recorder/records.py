@@ -1,4 +1,4 @@
-"""Records of the ghost's log (`struct ghost_record`), as NumPy reads them: for the worker, since it takes NumPy."""
+"""Records of the ghost's log (`struct ghost_record`) as NumPy arrays, for the worker, which has NumPy."""
 
 from typing import Final
 
@@ -16,10 +16,10 @@ RECORD: Final = np.dtype(
         "itemsize": layout.RECORD.size,
     }
 )
-"""What is read of a record."""
+"""NumPy type of a record, with the fields that are read."""
 
 OF_CARD: Final = (6, 7, 8, 9)
-"""Kinds of records: memory of the card is taken or given back, whole or as pages of reserved addresses."""
+"""Kinds of records for memory of the card that is allocated or freed, whole or as pages of reserved addresses."""
 
 PINNED: Final = (10, 11)
-"""Kinds of records: the same of the host's memory."""
+"""Kinds of records for pinned memory of the host that is allocated or freed."""

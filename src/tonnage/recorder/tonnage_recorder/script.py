@@ -1,8 +1,7 @@
-"""What a script says of itself while it trains: network, adapters, trainer and its arguments, batches, command line.
+"""Facts about a script that trains: network, adapters, trainer and its arguments, batches, command line.
 
-Noted from the objects as they are built, never from the source.  `TONNAGE_SETTINGS`, a JSON object, puts values into
-TrainingArguments as they are made, or into what an Accelerator is given: what somebody would write there who follows
-an advice.
+They are noted from the objects as they are built, never from the source.  `TONNAGE_SETTINGS`, a JSON object, puts
+values into TrainingArguments or into the arguments of an Accelerator, as a user would who follows a suggestion.
 """
 
 import argparse
@@ -18,25 +17,25 @@ from .imports import after_import
 from .tensors import elements
 
 _LOOPS = ("mixed_precision", "gradient_accumulation_steps")
-"""What an Accelerator is given by a loop of somebody's own."""
+"""Arguments that a user's own loop passes to an Accelerator."""
 
 
 class Script:
-    """Notes of one process, in `said`: plain values that JSON can hold."""
+    """The facts of one process, in `said`: plain values that JSON can hold."""
 
     def __init__(self) -> None:
         self.said: dict[str, Any] = {}
         self.settings: dict[str, Any] = json.loads(os.environ.get("TONNAGE_SETTINGS", "{}"))
 
     def listen(self) -> None:
-        """Hear of everything from now on, whoever imports it and whenever."""
+        """Note facts from now on, whoever imports the libraries and whenever."""
         self._hear_parsers()
         after_import("transformers.training_args", self._hear_arguments)
         after_import("transformers.trainer", self._hear_trainer)
         after_import("accelerate.accelerator", self._hear_accelerator)
 
     def _hear_parsers(self) -> None:
-        """Options of the command line, of every parser that reads this process's own."""
+        """Note the command-line options of every parser that reads this process's arguments."""
 
         def parsed(parser: Any, args: Any = None, *_: Any, **__: Any) -> None:
             known = self.said.setdefault("options", {})
@@ -101,7 +100,7 @@ class Script:
         _before(module.Accelerator, "prepare", self._safely(prepared))
 
     def _of_a_loop(self) -> dict[str, Any]:
-        """Settings for a loop with an Accelerator; a Trainer's have other names, or go into its arguments."""
+        """Return the settings for a loop with an Accelerator; a Trainer's have other names or are its arguments."""
         return self.settings if self.settings.get("of") == "loop" else {}
 
     def _checkpoint(self, model: Any) -> None:
@@ -140,7 +139,7 @@ class Script:
         }
 
     def note_batch(self, inputs: Any) -> None:
-        """Shapes of one micro-batch; the largest that was seen stays."""
+        """Note the shape of one micro-batch; the largest one is kept."""
         words = getattr(inputs, "get", lambda name: None)("input_ids")
         shape = tuple(getattr(words, "shape", ()))
         if len(shape) != 2:
@@ -151,7 +150,7 @@ class Script:
         batch["least_tokens"] = min(batch["least_tokens"], int(shape[1]))
 
     def meet(self, root: Any) -> None:
-        """A module is called from outside any other: where nobody else tells, the largest is the network."""
+        """Note a module that is called from outside any other: without a trainer, the largest is the network."""
         self._safely(self._meet)(root)
 
     def _meet(self, root: Any) -> None:
@@ -160,7 +159,7 @@ class Script:
             self.said["network"] = found
 
     def _safely(self, hear: Callable[..., None]) -> Callable[..., None]:
-        """The script must run as it does alone, whatever it is made of: what could not be heard of it is noted."""
+        """Return a listener whose errors are noted in `missed`, so that the script runs as it does alone."""
 
         def heard(*args: Any, **kwargs: Any) -> None:
             try:
@@ -174,7 +173,7 @@ class Script:
 
 
 def network(model: Any) -> dict[str, Any] | None:
-    """Class, configuration, dtypes, adapters and quantization of a transformers network; None for any other."""
+    """Return class, configuration, dtypes, adapters and quantization of a transformers network; else None."""
     while type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
         model = model.module
     adapters = getattr(model, "peft_config", None) if hasattr(model, "get_base_model") else None
@@ -232,7 +231,7 @@ def _sharding(plugin: Any) -> dict[str, Any]:
 
 
 def _with_words(module: Any, hear: Callable[[Any], None]) -> None:
-    """Hear the named arguments of a module's calls."""
+    """Call `hear` with the keyword arguments of each call of a module."""
 
     def called(_module: Any, _args: Any, kwargs: Any) -> None:
         hear(kwargs)
@@ -264,7 +263,7 @@ def _after(kind: Any, name: str, hear: Callable[..., None]) -> None:
 
 
 def _given(kind: Any, names: tuple[str, ...], settings: dict[str, Any]) -> None:
-    """Have an object made with these settings in place of what it is given."""
+    """Replace arguments of a class's constructor by these settings."""
     said = {name: settings[name] for name in names if name in settings}
     original = kind.__init__
     if said:
@@ -272,12 +271,12 @@ def _given(kind: Any, names: tuple[str, ...], settings: dict[str, Any]) -> None:
 
 
 def _kind(action: argparse.Action) -> str:
-    """`store`, `store_true`, ... by argparse's own classes; of any other its name."""
+    """Return `store`, `store_true`, ... for argparse's own classes, and the name of any other class."""
     return type(action).__name__.removeprefix("_").removesuffix("Action").lower()
 
 
 def _plain(value: Any) -> Any:
-    """As JSON holds it: sets as lists, everything unknown as text."""
+    """Return a value as JSON holds it: sets as lists, everything unknown as text."""
     if isinstance(value, dict):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What FSDP holds that no parameter shows.  No public function of torch tells it."""
+"""Parameters and gradients that FSDP holds and no parameter shows.  No public function of torch returns them."""
 
 import math
 from collections.abc import Iterator
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def elsewhere(root: Any) -> tuple[int, int]:
-    """Elements of the parameters inside `root` that its parameters do not show: of all, and of the trainable ones.
+    """Return the elements inside `root` that its parameters do not show: of all, and of the trainable parameters.
 
-    A network that tensor or pipeline parallelism has divided says it itself (`elements_elsewhere`).  Of a weight that
-    bitsandbytes has packed and FSDP2 has divided, only the layer knows how many numbers it stands for.
+    A network that tensor or pipeline parallelism has divided has their number in `elements_elsewhere`.  For a weight
+    that bitsandbytes has packed and FSDP2 has divided, only the layer knows the number of its elements.
 
     In FSDP's first version the parameters of a wrapped module are one flat tensor, of which each rank holds a part.
     """
@@ -42,7 +42,7 @@ def _packed_away(module: Any) -> int:
 
 
 def unreduced(root: Any) -> Iterator[Any]:
-    """The whole gradients that FSDP2 keeps after a backward pass without communication (gradient accumulation)."""
+    """Yield the unsharded gradients that FSDP2 keeps after a backward pass without communication (accumulation)."""
     if not hasattr(root, "_get_fsdp_state"):
         return
     for module in root.modules():

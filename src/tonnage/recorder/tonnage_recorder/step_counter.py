@@ -1,8 +1,8 @@
 """When a step is complete in a program with several optimizers: once each of them has stepped.
 
-A generator and its critics; an actor, its critics and a temperature.  What they need together (all states, gradients
-that one leaves while another works) is there only after all of them have stepped.  One whose turn comes after
-thousands of steps, or never, is waited for no more.
+Examples are a generator and its critics, or an actor, its critics and a temperature.  The memory that they need
+together (all states, gradients that one leaves while another works) is there only after all of them have stepped.  An
+optimizer that steps after thousands of steps only, or never, is not waited for any longer.
 """
 
 import inspect
@@ -11,17 +11,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 PATIENCE = 8
-"""How often others step until one is waited for no more; critics step five times for a generator's step (WGAN)."""
+"""Steps of the other optimizers after which one is not waited for any longer; critics step five times for a
+generator's step (WGAN)."""
 
 
-class Rounds:
-    """Which optimizers there are, and which of them have stepped in this step.
+class StepCounter:
+    """The optimizers of a program, and which of them have stepped in this step.
 
-    `trains_here` tells whether a parameter is trained on the device that is watched.
+    `is_trained_here` returns whether a parameter is trained on the device that is watched.
     """
 
-    def __init__(self, trains_here: Callable[[Any], bool]) -> None:
-        self._trains_here = trains_here
+    def __init__(self, is_trained_here: Callable[[Any], bool]) -> None:
+        self._is_trained_here = is_trained_here
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._later: weakref.WeakSet[Any] = weakref.WeakSet()
         self._ever: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -29,8 +30,8 @@ class Rounds:
         self._turns = 0
         self._given_up: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def made(self, optimizer: Any) -> None:
-        """There is one more optimizer; where others have stepped before it was made, it belongs to the next step.
+    def add(self, optimizer: Any) -> None:
+        """Add a new optimizer; if others have stepped before it was made, it belongs to the next step.
 
         One whose class has no step of its own updates weights otherwise (LOMO in backward): nobody waits for it.
         """
@@ -38,52 +39,55 @@ class Rounds:
             return
         (self._later if self._turns else self._known).add(optimizer)
 
-    def first_time(self, optimizer: Any) -> bool:
-        """Whether this one has never stepped before."""
+    def is_new(self, optimizer: Any) -> bool:
+        """Return whether this optimizer has never stepped."""
         return optimizer not in self._ever
 
-    def without_optimizers(self) -> bool:
-        """Whether there is none that could make a step."""
+    def is_empty(self) -> bool:
+        """Return whether no optimizer could make a step."""
         return not self._known and not self._later
 
-    def stepped(self, optimizer: Any) -> None:
-        """One of them has made a step."""
+    def count(self, optimizer: Any) -> None:
+        """Count a step of this optimizer."""
         self._turns += 1
         self._ever.add(optimizer)
         self._now[optimizer] = self._now.get(optimizer, 0) + 1
 
-    def unfinished(self) -> bool:
-        """Whether there is one whose turn is still to come in this step."""
+    def is_unfinished(self) -> bool:
+        """Return whether some optimizer has yet to step in this step."""
         if len(self._now) == len(self._known):
             return False
         late = [each for each in list(self._known) if each not in self._now and each not in self._given_up]
         if late and max(self._now.values(), default=0) >= PATIENCE:
             self._given_up.update(late)
             return False
-        return bool(self._with_parameters_of_their_own(late))
+        return bool(self._own_parameters(late))
 
-    def begin(self) -> None:
-        """The next step begins."""
+    def begin_step(self) -> None:
+        """Begin the next step."""
         self._turns = 0
         self._now.clear()
         self._known.update(self._later)
         self._later.clear()
 
-    def never_stepped(self) -> list[int]:
-        """Of each optimizer that has parameters of its own and never stepped, how many numbers these have."""
+    def sizes_never_stepped(self) -> list[int]:
+        """Return the number of elements that each optimizer would train alone, for those that never stepped."""
         late = [each for each in [*self._known, *self._later] if each not in self._ever]
-        return [sum(p.numel() for p in own) for own in self._with_parameters_of_their_own(late)]
+        return [sum(p.numel() for p in own) for own in self._own_parameters(late)]
 
-    def _with_parameters_of_their_own(self, late: Iterable[Any]) -> list[list[Any]]:
-        """Of each of these the parameters that it alone would train here; one made again over the same has none."""
-        found = []
+    def _own_parameters(self, late: Iterable[Any]) -> list[list[Any]]:
+        """Return, for each optimizer, the parameters that it alone would train here.
+
+        Optimizers without any are left out, such as one that was made again over the same parameters.
+        """
+        parameters = []
         for optimizer in late:
             others = [each for each in list(self._ever) if each is not optimizer]
             trained = {id(parameter) for other in others for parameter in _parameters(other)}
-            own = [p for p in _parameters(optimizer) if id(p) not in trained and self._trains_here(p)]
+            own = [p for p in _parameters(optimizer) if id(p) not in trained and self._is_trained_here(p)]
             if own:
-                found.append(own)
-        return found
+                parameters.append(own)
+        return parameters
 
 
 def _parameters(optimizer: Any) -> Iterable[Any]:
@@ -91,7 +95,7 @@ def _parameters(optimizer: Any) -> Iterable[Any]:
 
 
 def _can_step(optimizer: Any) -> bool:
-    """Whether its class has a `step`; torch wraps the one of each class, also where it is inherited."""
+    """Return whether its class has a `step`; torch wraps the one of each class, also where it is inherited."""
     bases = [base for base in type(optimizer).__mro__ if base.__module__ != "torch.optim.optimizer"]
     steps = [inspect.unwrap(base.__dict__["step"]) for base in bases if "step" in base.__dict__]
     return any(getattr(step, "__module__", "") != "torch.optim.optimizer" for step in steps)

@@ -1,15 +1,15 @@
-"""What tensors stand for: memory, numbers, other tensors inside them."""
+"""Memory, elements and inner tensors of tensors."""
 
 import math
 from collections.abc import Iterator
 from typing import Any
 
 ORDINARY = ("torch", "torch.nn.parameter")
-"""The modules of torch.Tensor and torch.nn.Parameter, which hold their memory themselves."""
+"""Modules of torch.Tensor and torch.nn.Parameter, which hold their memory themselves."""
 
 
 def plain_tensors(tensor: Any) -> Iterator[Any]:
-    """The tensors that really hold memory behind a tensor: a DTensor's shard, a subclass's inner parts.
+    """Yield the tensors that hold the memory of a tensor: a DTensor's shard, a subclass's inner parts.
 
     A parameter that DeepSpeed divides holds this rank's part (`ds_tensor`) beside the whole while it is gathered.
     """
@@ -31,7 +31,7 @@ def plain_tensors(tensor: Any) -> Iterator[Any]:
 
 
 def _scales(weight: Any) -> Iterator[Any]:
-    """What bitsandbytes keeps beside a quantized weight: scales of blocks or rows, tables, scales of scales."""
+    """Yield the tensors that bitsandbytes keeps beside a quantized weight: scales, tables, scales of scales."""
     if getattr(weight, "SCB", None) is not None:
         yield weight.SCB
     state = getattr(weight, "quant_state", None)
@@ -41,7 +41,7 @@ def _scales(weight: Any) -> Iterator[Any]:
 
 
 def elements(parameter: Any) -> int:
-    """How many numbers a parameter stands for: bitsandbytes packs two or more into one, DeepSpeed keeps a part."""
+    """Return a parameter's number of elements: bitsandbytes packs two or more into one, DeepSpeed keeps a part."""
     packed = getattr(parameter, "quant_state", None)
     if packed is not None:
         return math.prod(packed.shape)
@@ -49,7 +49,7 @@ def elements(parameter: Any) -> int:
 
 
 def cuda_address(torch: Any, tensor: Any) -> int:
-    """Where a plain tensor's memory begins on the GPU; 0 for memory elsewhere."""
+    """Return the address of a plain tensor's memory on the GPU; 0 for memory elsewhere."""
     with torch._C.DisableTorchFunction():  # modes that follow what a program does need not see this
         try:
             return int(tensor.untyped_storage().data_ptr()) if tensor.is_cuda else 0
@@ -58,7 +58,7 @@ def cuda_address(torch: Any, tensor: Any) -> int:
 
 
 def tensors_in(value: Any, kind: type) -> Iterator[Any]:
-    """Every tensor in nested dictionaries, lists and tuples."""
+    """Yield every tensor in nested dictionaries, lists and tuples."""
     if isinstance(value, kind):
         yield value
     elif isinstance(value, dict):
@@ -70,14 +70,14 @@ def tensors_in(value: Any, kind: type) -> Iterator[Any]:
 
 
 def first_differentiable(output: Any) -> Any:
-    """The first tensor of a module's output that has a gradient function; None if there is none."""
+    """Return the first tensor of a module's output that has a gradient function; None if there is none."""
     if getattr(output, "grad_fn", None) is not None:
         return output
     if isinstance(output, dict):
         output = tuple(output.values())
     if isinstance(output, list | tuple):
         for item in output:
-            found = first_differentiable(item)
-            if found is not None:
-                return found
+            tensor = first_differentiable(item)
+            if tensor is not None:
+                return tensor
     return None

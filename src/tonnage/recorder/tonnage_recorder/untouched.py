@@ -1,4 +1,4 @@
-"""What the watch relies on and a program may change: the allocator's history and its highest counts.
+"""Keeps what the watch relies on and a program may change: the allocator's history and its peak counters.
 
 Programs start, stop and clear the history to dump a snapshot of it, and reset the peaks to measure a part.
 """
@@ -6,11 +6,11 @@ Programs start, stop and clear the history to dump a snapshot of it, and reset t
 from typing import Any
 
 _highest: dict[int, dict[str, int]] = {}
-"""By device: the peaks that were there when a program reset them."""
+"""Peaks of each device when a program reset them."""
 
 
 def keep(torch: Any) -> None:
-    """From now on the history is on whatever the program says, and peaks are remembered when they are reset.
+    """Keep the history on whatever the program asks for, and remember peaks when they are reset.
 
     The watch has turned the history on, without stacks: a snapshot that the program dumps has the same events.
     """
@@ -24,7 +24,7 @@ def keep(torch: Any) -> None:
 
 
 def peaks(torch: Any, device: int) -> dict[str, int]:
-    """torch's own counters of a device over the whole run: allocated_bytes, reserved_bytes, retries, ooms."""
+    """Return torch's own counters of a device for the whole run: allocated_bytes, reserved_bytes, retries, ooms."""
     stats = torch.cuda.memory_stats(device)
     now = {
         "allocated_bytes": stats.get("allocated_bytes.all.peak", 0),

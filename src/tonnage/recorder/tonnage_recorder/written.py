@@ -1,4 +1,4 @@
-"""Writes what the watch saw into one file, in the format that `tonnage.trace.trace` reads."""
+"""Writes the watch's observations into one file, in the format that `tonnage.trace.trace` reads."""
 
 import contextlib
 import gc
@@ -34,10 +34,10 @@ def write(
     columns: "dict[str, array[int]] | None" = None,
     libraries: "Collection[str] | None" = None,
 ) -> None:
-    """Collect everything and write it to `path`, appearing there only when it is whole.
+    """Collect everything and write it to `path`, where the file appears only when it is complete.
 
-    `columns` are the events, where they are known; else the allocator is asked for them.  `libraries`: those whose
-    versions are told; default: all that are imported.
+    `columns` are the events if they are known; else they are read from the allocator.  `libraries` are those whose
+    versions are written; default: all that are imported.
     """
     seconds = time.perf_counter() - watch.began
     watch.finish()
@@ -82,9 +82,9 @@ def write(
 
 
 def fullest(torch: Any) -> int:
-    """The device that ran out of memory, or else the one of which this process reserved most."""
-    found = {device: peaks(torch, device) for device in range(torch.cuda.device_count())}
-    return max(found, key=lambda device: (found[device]["ooms"], found[device]["reserved_bytes"], -device))
+    """Return the device that ran out of memory, or else the one on which this process reserved most."""
+    counters = {device: peaks(torch, device) for device in range(torch.cuda.device_count())}
+    return max(counters, key=lambda device: (counters[device]["ooms"], counters[device]["reserved_bytes"], -device))
 
 
 def event_columns(torch: Any, watch: Any, device: int | None = None) -> dict[str, "array[int]"]:
@@ -100,57 +100,57 @@ def event_columns(torch: Any, watch: Any, device: int | None = None) -> dict[str
 
 
 def events(torch: Any, device: int | None = None) -> list[dict[str, Any]]:
-    """What the allocator wrote down of a device, by default the current one."""
+    """Return the allocator's events of a device, by default the current one."""
     device = torch.cuda.current_device() if device is None else device
-    found: list[dict[str, Any]] = torch.cuda.memory._snapshot(device)["device_traces"][device]
-    return found
+    history: list[dict[str, Any]] = torch.cuda.memory._snapshot(device)["device_traces"][device]
+    return history
 
 
 class Fields(NamedTuple):
-    """What is read of events, a column each."""
+    """The facts that are read from events, one column each."""
 
     action: bytes
     """Codes of actions."""
     address: Sequence[int]
-    """0 where there is none."""
+    """Address; 0 if an event has none."""
     size: Sequence[int]
     """Bytes."""
     stream: Sequence[int]
-    """Where it was asked for."""
+    """Stream that asked for the memory."""
     note: Sequence[str | None]
-    """What the watch had announced."""
+    """Mark that the watch had announced, as text."""
 
 
 def fields_of(traced: list[dict[str, Any]]) -> Fields:
-    """All in one go through the events, which lie all over the memory."""
+    """Return the columns of events, read in one pass because events are scattered over the memory."""
     try:
-        found = list(chain.from_iterable(map(_READ, traced)))
+        values = list(chain.from_iterable(map(_READ, traced)))
     except KeyError:  # running out of memory is at no address, and old allocators take no notes
-        found = list(chain.from_iterable(map(_of_any, traced)))
+        values = list(chain.from_iterable(map(_read_with_defaults, traced)))
     action, address, size, stream, note = (
-        found[place :: len(Fields._fields)] for place in range(len(Fields._fields))
+        values[index :: len(Fields._fields)] for index in range(len(Fields._fields))
     )
     return Fields(bytes(map(CODES.__getitem__, action)), address, size, stream, note)
 
 
 _READ = itemgetter("action", "addr", "size", "stream", "user_metadata")
-"""What `Fields` has of an event."""
+"""Reads the values of `Fields` from an event that has all of them."""
 
 
-def _of_any(event: dict[str, Any]) -> tuple[Any, ...]:
+def _read_with_defaults(event: dict[str, Any]) -> tuple[Any, ...]:
     address = event.get("addr", event.get("device_free", 0))
     return event["action"], address, event.get("size", 0), event.get("stream", 0), event.get("user_metadata")
 
 
 def columns_of(traced: Fields) -> dict[str, "array[int]"]:
-    """Events as columns, all but their marks."""
+    """Return events as columns, all but their marks."""
     columns = {"action": traced.action, "address": traced.address, "size": traced.size, "stream": traced.stream}
     return {name: array("q", list(column)) for name, column in columns.items()}
 
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Without Python's cyclic collector, which would go through all modules again and again as objects pile up."""
+    """Turn off Python's cyclic collector, which would visit all modules again and again as objects pile up."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -161,43 +161,44 @@ def without_collection() -> Iterator[None]:
 
 
 def event_marks(traced: Fields, watch: Any) -> "array[int]":
-    """The mark of each event.
+    """Return the mark of each event.
 
-    The allocator notes the mark that its thread last announced; marks only grow, so a thread that has announced
-    nothing lately is overtaken by the highest mark seen so far.  Where the watch counted the blocks handed out or
+    The allocator notes the mark that its thread last announced.  Marks only grow, so the highest mark seen so far
+    replaces that of a thread that has announced nothing lately.  Where the watch counted the blocks handed out or
     taken back before a mark (at all marks before torch 2.10, whose allocator takes no notes), the same count here
-    finds the mark; a segment belongs to the block that it is for, which comes next, if the memory does not run out.
+    finds the mark.  A segment belongs to the block that it is for, which comes next unless memory runs out.
     """
     latest = done = 0
-    found = array("q")
+    marks = array("q")
     counted = _counted(traced.action, watch.positions, watch.oom_marks, watch.read_handed)
-    for place, mark in sorted([*_noted(traced.note), *counted]):
+    for index, mark in sorted([*_noted(traced.note), *counted]):
         if mark > latest:
-            found.extend(repeat(latest, place - done))
-            latest, done = mark, place
-    found.extend(repeat(latest, len(traced.action) - done))
-    return found
+            marks.extend(repeat(latest, index - done))
+            latest, done = mark, index
+    marks.extend(repeat(latest, len(traced.action) - done))
+    return marks
 
 
 def _noted(notes: Sequence[str | None]) -> Iterator[tuple[int, int]]:
-    """At which event a mark is noted for the first of several times, and which."""
-    place = 0
+    """Yield the index of the first event of each run of events with the same noted mark, and that mark."""
+    index = 0
     for text, alike in groupby(notes):
         if text and text.isdigit():
-            yield place, int(text)
-        place += len(list(alike))
+            yield index, int(text)
+        index += len(list(alike))
 
 
 _HANDED = bytes(name in ("alloc", "free_requested") for name in ACTIONS).ljust(256, b"\0")
-"""For the code of each action, whether a block is handed out or taken back."""
+"""One byte for the code of each action: 1 if it hands out or takes back a block."""
 
 
 def _counted(
     actions: bytes, positions: Mapping[int, int], oom_marks: Sequence[int], before: int
 ) -> Iterator[tuple[int, int]]:
-    """At which event a mark begins before which so many blocks were handed out or taken back, and which mark.
+    """Yield the index of the event at which each counted mark begins, and that mark.
 
-    So many of them `before` these events.
+    `positions` has the number of blocks handed out or taken back before a mark; `before` of them came before these
+    events.
     """
     seen = list(accumulate(actions.translate(_HANDED), initial=before))
     ooms = [place for place, action in enumerate(actions) if action == _OOM] if oom_marks else []
@@ -217,7 +218,7 @@ def _counted(
 
 
 def marks_document(marks: list[tuple[int, str, str]]) -> dict[str, Any]:
-    """Marks with phases and modules written once."""
+    """Return marks as JSON, with each phase and module written once."""
     phases = {name: index for index, name in enumerate(dict.fromkeys(phase for _, phase, _ in marks))}
     modules = {name: index for index, name in enumerate(dict.fromkeys(module for _, _, module in marks))}
     rows = [[step, phases[phase], modules[module]] for step, phase, module in marks]
@@ -225,7 +226,7 @@ def marks_document(marks: list[tuple[int, str, str]]) -> dict[str, Any]:
 
 
 def allocator_settings(version: str) -> str:
-    """The allocator's options from the environment, by the names that this version of torch reads."""
+    """Return the allocator's options from the environment, by the names that this version of torch reads."""
     old = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
     knows_new = tuple(int(number) for number in version.split(".")[:2]) >= (2, 10)  # 2.9 has it and passes it by
     return (os.environ.get("PYTORCH_ALLOC_CONF") if knows_new else None) or old
@@ -235,11 +236,11 @@ LIBRARIES = (
     *("transformers", "accelerate", "peft", "deepspeed", "bitsandbytes", "torchao", "trl", "torchtitan"),
     "megatron.core",
 )
-"""Those that decide allocations, torch aside."""
+"""Libraries other than torch that decide allocations."""
 
 
 def versions(torch: Any, libraries: "Collection[str] | None" = None) -> dict[str, str]:
-    """Of what decides allocations, as imported in this process; of `libraries` alone, where others may be there."""
+    """Return the versions of imported libraries that decide allocations, or of those in `libraries` only."""
     found = {"torch": torch.__version__, "cuda": torch.version.cuda or "", "python": sys.version.split()[0]}
     for name in LIBRARIES:
         module = sys.modules.get(name)
@@ -249,7 +250,7 @@ def versions(torch: Any, libraries: "Collection[str] | None" = None) -> dict[str
 
 
 def device_facts(torch: Any, device: int, native: Any) -> dict[str, Any]:
-    """The card as this process sees it; on a ghost also its number among all cards of the machine."""
+    """Return the card as this process sees it; on a ghost also its number among all cards of the machine."""
     properties = torch.cuda.get_device_properties(device)
     others = {other: peaks(torch, other) for other in range(torch.cuda.device_count()) if other != device}
     return {
@@ -265,7 +266,7 @@ def device_facts(torch: Any, device: int, native: Any) -> dict[str, Any]:
 
 
 def place(torch: Any) -> tuple[int, int]:
-    """Rank and number of ranks; as the launcher said when the process group is not there, or not any more."""
+    """Return rank and world size; the launcher's where there is no process group or it has ended."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     if ranks.left is not None:

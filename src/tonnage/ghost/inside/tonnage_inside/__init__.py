@@ -1,6 +1,6 @@
-"""What runs inside a ghosted process, next to the user's program: standard library and torch only.
+"""The part of the ghost that runs next to the user's program: standard library and torch only.
 
-`bootstrap` installs the rest when torch is imported; `watch` notes phases, modules and owners of memory;
-`values` says what reads of computed values give; `outcome` notes how the program ended; `written` puts it all
-into a file that `tonnage.trace.trace` reads.  On a machine with a real GPU the same code records real runs.
+`bootstrap` installs the rest when torch is imported; `values` answers reads of computed values; `saves` keeps
+checkpoints apart from the user's; `requested`, `repeating` and `micro_batches` repeat requests for memory without
+their program.  `tonnage_recorder` records the run.
 """

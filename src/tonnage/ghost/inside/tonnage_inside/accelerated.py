@@ -1,4 +1,4 @@
-"""What `accelerate launch` would start and with which variables, as one line of JSON; nothing is started.
+"""Prints the command and variables that `accelerate launch` would start, as one line of JSON; nothing is started.
 
     python -m tonnage_inside.accelerated ARGUMENTS OF ACCELERATE LAUNCH
 
@@ -13,8 +13,8 @@ import sys
 from typing import Any
 
 
-class _Asked(Exception):
-    """Carries what would have been started."""
+class _Start(Exception):
+    """Carries the command that would have been started, and its variables."""
 
     def __init__(self, command: list[str]) -> None:
         super().__init__()
@@ -24,13 +24,13 @@ class _Asked(Exception):
 
 def _elastic(arguments: Any) -> None:
     module = ["-m"] if arguments.module else []
-    raise _Asked([*module, arguments.training_script, *arguments.training_script_args])
+    raise _Start([*module, arguments.training_script, *arguments.training_script_args])
 
 
 def _subprocess(command: list[str], env: dict[str, str]) -> None:
-    asked = _Asked(command[1:])  # the first word is the interpreter
-    asked.variables = env
-    raise asked
+    start = _Start(command[1:])  # the first word is the interpreter
+    start.variables = env
+    raise start
 
 
 def main() -> None:
@@ -42,9 +42,9 @@ def main() -> None:
     before = dict(os.environ)
     try:
         launch.launch_command(launch.launch_command_parser().parse_args(sys.argv[1:]))
-    except _Asked as asked:
-        changed = {name: value for name, value in asked.variables.items() if before.get(name) != value}
-        print(json.dumps({"command": asked.command, "variables": changed}))
+    except _Start as start:
+        changed = {name: value for name, value in start.variables.items() if before.get(name) != value}
+        print(json.dumps({"command": start.command, "variables": changed}))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Sets up the watch in a process of a dry-run.
 
 Environment: TONNAGE_OUT (folder for the traces), TONNAGE_STEPS (optimizer steps to run),
-TONNAGE_SOURCE, TONNAGE_ALONE (this process stands for its rank alone, see `ranks`),
-TONNAGE_COUNTED (one step more is made and counted, see `worked`),
-TONNAGE_SETTINGS (see `script`), TONNAGE_FOLLOW (what is computed from small known values is known, see `integers`).
+TONNAGE_SOURCE, TONNAGE_ALONE (this process acts for its rank alone, see `ranks`),
+TONNAGE_COUNTED (one more step is made, whose operations are counted, see `operations`),
+TONNAGE_SETTINGS (see `script`), TONNAGE_FOLLOW (computations from small known values are known, see `integers`).
 """
 
 import atexit
@@ -24,7 +24,7 @@ IMPORT_TORCH = (
     *("accelerate.accelerator", "peft.peft_model", "safetensors.torch", "deepspeed.runtime.engine"),
     *("deepspeed.ops.op_builder.builder", "deepspeed.runtime.zero.utils", "diffusers.models.modeling_utils"),
 )
-"""Modules that are patched and may be the first to import torch."""
+"""Patched modules that may be the first to import torch."""
 
 
 def install() -> None:
@@ -34,10 +34,10 @@ def install() -> None:
     script = Script()
     script.listen()
     told = dict(os.environ)  # a script may clear its environment before it imports torch
-    after_import("torch", lambda torch: _torch_is_here(torch, script, told))
+    after_import("torch", lambda torch: _start(torch, script, told))
 
 
-def _torch_is_here(torch: ModuleType, script: Script, told: dict[str, str]) -> None:
+def _start(torch: ModuleType, script: Script, told: dict[str, str]) -> None:
     from torch.optim import optimizer
 
     ghost = native.load()

@@ -1,6 +1,6 @@
-"""Compiled kernels stay where the environment of the run has them, also where the program's own code names a folder.
+"""Keeps compiled kernels in the folders of the run's environment, even if the program's own code names another.
 
-What a ghost compiles rests on times that nobody took: a real run must not find it.
+A ghost's kernels are chosen without measured times: a real run must not find them.
 """
 
 import functools
@@ -13,10 +13,10 @@ from types import ModuleType
 from tonnage_recorder.imports import after_import
 
 _KEYED = ("triton.runtime.cache", "triton.compiler.compiler")
-"""Where Triton has the key of all that it compiles: today, and up to 3.4."""
+"""Modules that have the function for Triton's key: since 3.5, and up to 3.4."""
 
 _DECIDING = ("compiler", "backends", "runtime", "language", "_C")
-"""The folders of Triton of whose files it makes that key."""
+"""Folders of Triton from whose files it computes that key."""
 
 _CODE = (".py", ".so")
 
@@ -24,7 +24,7 @@ _PLACES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "USE_PYTORCH_KERNEL_CA
 
 
 def keep_apart(told: Mapping[str, str]) -> None:
-    """From now on; `told` is the environment that the process was started with."""
+    """Use the folders of `told`, the environment that the process was started with, from now on."""
     places = {name: told[name] for name in _PLACES if name in told}
 
     def patch(module: ModuleType) -> None:
@@ -42,9 +42,10 @@ def keep_apart(told: Mapping[str, str]) -> None:
 
 
 def key_by_dates() -> None:
-    """From now on Triton's key is of its files' sizes and dates.
+    """Compute Triton's key from its files' sizes and dates from now on.
 
-    It is of their contents, some hundred megabytes of a library among them, which takes longer than a short run.
+    Triton computes it from their contents, with a library of some hundred megabytes among them, which takes longer
+    than a short run.
     """
     for name in _KEYED:
         after_import(name, _key_by_dates)
@@ -58,7 +59,7 @@ def _key_by_dates(module: ModuleType) -> None:
     @functools.cache
     def triton_key() -> str:
         files = sorted(path for folder in _DECIDING for path in (triton / folder).rglob("*") if path.suffix in _CODE)
-        noted = [(str(path), (found := path.stat()).st_size, found.st_mtime_ns) for path in files]
-        return hashlib.sha256(repr(noted).encode()).hexdigest()
+        facts = [(str(path), (status := path.stat()).st_size, status.st_mtime_ns) for path in files]
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     module.triton_key = triton_key  # type: ignore[attr-defined]

@@ -1,11 +1,11 @@
-"""Micro-batches that ask for what one before them asked for, asked for once more without their program.
+"""Repeats the memory requests of a micro-batch for those that are like it, without running the program.
 
-All micro-batches of a step but the first do the same: what one of them took and gave back is taken and given back
-again, in the same order, sizes and streams, under marks of the same phases and modules, by the real allocator in the
-state in which it was left.  The first one makes the gradients.  Where they are averaged each time, each of the others
-makes as much, adds it to what is there and gives it back at once, and is otherwise like the first.
+All micro-batches of a step but the first allocate alike: blocks that one of them allocated and freed are allocated
+and freed again, in the same order, sizes and streams, under marks of the same phases and modules, by the real
+allocator in its current state.  The first one creates the gradients.  If they are averaged each time, each of the
+others creates as many bytes, adds them to the gradients and frees them at once, and is otherwise like the first.
 
-Costs microseconds a block, where the program takes a tenth of a second and more.
+This takes microseconds a block, where the program takes a tenth of a second and more.
 """
 
 from bisect import bisect_right, insort
@@ -23,30 +23,30 @@ _ALLOCATED, _REQUESTED = (written.CODES[name] for name in ("alloc", "free_reques
 
 
 class RanOut(Exception):
-    """The memory ran out in a micro-batch that was not made, of which no stack can be told."""
+    """Memory ran out in a repeated micro-batch, for which there is no stack."""
 
 
-class _Found(NamedTuple):
-    """What a micro-batch asked for."""
+class _Requests(NamedTuple):
+    """The requests of a micro-batch."""
 
     requests: list[tuple[int, int, bool]]
-    """In order: the mark under which a block, by its place in the lists below, was taken, or else given back."""
+    """Mark, index of a block in the lists below, and whether it is allocated or freed, in order."""
     address: list[int]
-    """Of each block."""
+    """Address of each block."""
     size: list[int]
     stream: list[int]
     marks: list[tuple[int, str, str]]
-    """Under which it was asked for; the first has the number `first_mark`."""
+    """Marks of the micro-batch; the first has the number `first_mark`."""
     first_mark: int
     claims: list[tuple[int, int, str]]
     records: list[tuple[int, bytes, int, int]]
-    """What it asked of the card besides: mark, record and its two addresses."""
+    """Other work for the card: mark, record and its two addresses."""
 
 
 class Alike:
-    """Asks for micro-batches once more; `ask` listens to `tonnage.step.repeats`.
+    """Repeats micro-batches; `ask` listens to `tonnage.step.repeats`.
 
-    `as_first`: whether the first is like the others, but for the gradients that it keeps.
+    `as_first` is true if the first is like the others, but for the gradients that it keeps.
     """
 
     def __init__(self, watch: Any, *, as_first: bool) -> None:
@@ -55,21 +55,21 @@ class Alike:
         self._begin()
 
     def ask(self, made: int, left: int) -> bool:
-        """Whether so many micro-batches, like the last of those made before, were asked for: they need not be made.
+        """Repeat the last of the micro-batches `made` for those that are left, if possible; return whether it was.
 
         Raises RanOut.
         """
-        found = self._found(keeps_gradients=made == 1) if made > 1 or (made and self.as_first) else None
-        if found is None:
+        requests = self._read_requests(keeps_gradients=made == 1) if made > 1 or (made and self.as_first) else None
+        if requests is None:
             self._begin()
             return False
         for _ in range(left):
-            _make(self.watch, found)
+            _repeat(self.watch, requests)
             self.watch.alike += 1
         return True
 
     def _begin(self) -> None:
-        """A micro-batch begins."""
+        """Note where the requests of the next micro-batch begin."""
         torch = self.watch.torch
         self._handed = 0
         if torch.cuda.is_initialized():
@@ -78,8 +78,8 @@ class Alike:
         self._first_mark, self._first_claim = len(self.watch.marks), len(self.watch.claims)
         self._first_record = self.watch.native.log_count()
 
-    def _found(self, *, keeps_gradients: bool) -> _Found | None:
-        """What the micro-batch asked for that was made last; None where it did not leave what it found."""
+    def _read_requests(self, *, keeps_gradients: bool) -> _Requests | None:
+        """Return the requests of the last micro-batch; None if it did not leave memory as it was before."""
         traced = written.event_columns(self.watch.torch, self.watch)
         columns = {name: np.frombuffer(column, dtype=np.int64) for name, column in traced.items()}
         action, mark = columns["action"], np.maximum.accumulate(columns["mark"])
@@ -96,14 +96,14 @@ class Alike:
             gradients = kept & self._hold_gradients(columns["address"][born], columns["size"][born])
             died = np.where(gradients, _before_the_next(born, action, mark) - 0.5, died)
             under = np.where(gradients, mark[born], under)
-            kept &= ~gradients  # what is made once, and is there for the others
+            kept &= ~gradients  # blocks that are created once, and exist for the others
         elif kept.any():
             return None
         born, died, under = born[~kept], died[~kept], under[~kept]
         order = np.argsort(np.concatenate((born, died)), kind="stable")
         asked_under = np.maximum(np.concatenate((mark[born], under))[order], self._first_mark - 1).tolist()
         block, taken = (order % max(len(born), 1)).tolist(), (order < len(born)).tolist()
-        return _Found(
+        return _Requests(
             requests=list(zip(asked_under, block, taken, strict=True)),
             address=columns["address"][born].tolist(),
             size=columns["size"][born].tolist(),
@@ -120,93 +120,94 @@ class Alike:
         kept = np.flatnonzero(~np.isin(fields["kind"], (*OF_CARD, *PINNED))).tolist()
         marks, one, other = (fields[name].tolist() for name in ("mark", "address", "address2"))
         size = RECORD.itemsize
-        return [(marks[place], log[size * place : size * (place + 1)], one[place], other[place]) for place in kept]
+        return [(marks[index], log[size * index : size * (index + 1)], one[index], other[index]) for index in kept]
 
     def _hold_gradients(self, address: Any, size: Any) -> Any:
-        """Which blocks hold gradients, by what is known at the end of the micro-batch."""
+        """Return which blocks hold gradients, by the claims at the end of the micro-batch."""
         claims = self.watch.claims[self._first_claim :]
-        known = np.array(sorted(place for _, place, category in claims if category == "gradient"), dtype=np.int64)
+        known = np.array(sorted(start for _, start, category in claims if category == "gradient"), dtype=np.int64)
         return np.searchsorted(known, address) < np.searchsorted(known, address + size)
 
 
 def _before_the_next(born: Any, action: Any, mark: Any) -> Any:
-    """For each block the first event after it of another mark or that hands out a block."""
+    """Return, for each block, the first event after it that has another mark or hands out a block."""
     changes = np.flatnonzero((action == _ALLOCATED) | np.append(True, mark[1:] != mark[:-1]))
     return np.append(changes, len(action))[np.searchsorted(changes, born, side="right")]
 
 
-def _make(watch: Any, found: _Found) -> None:
-    """Ask for all of it once more, behind what was asked for before.  Raises RanOut."""
-    moved = _Moved(found)
-    requests, claims, records = (_by_mark(rows) for rows in (found.requests, found.claims, found.records))
-    for place, mark in enumerate((None, *found.marks), found.first_mark - 1):  # its batch comes before its first mark
+def _repeat(watch: Any, source: _Requests) -> None:
+    """Make all requests of a micro-batch once more.  Raises RanOut."""
+    blocks = _Blocks(source)
+    requests, claims, records = (_by_mark(rows) for rows in (source.requests, source.claims, source.records))
+    marks = enumerate((None, *source.marks), source.first_mark - 1)  # its batch comes before its first mark
+    for number, mark in marks:
         if mark is not None:
             watch.mark(*mark[1:])
-        moved.forget()
-        for _, address, category in claims.get(place, ()):
-            watch.claims.append((len(watch.marks) - 1, moved.now(address), category))
-        for _, block, is_taken in requests.get(place, ()):
-            _ask(watch.torch, moved, block, is_taken)
-        for _, record, address, address2 in records.get(place, ()):
-            watch.native.log_add(record, moved.now(address), moved.now(address2))
+        blocks.forget()
+        for _, address, category in claims.get(number, ()):
+            watch.claims.append((len(watch.marks) - 1, blocks.translate(address), category))
+        for _, block, is_taken in requests.get(number, ()):
+            _request(watch.torch, blocks, block, is_taken)
+        for _, record, address, address2 in records.get(number, ()):
+            watch.native.log_add(record, blocks.translate(address), blocks.translate(address2))
 
 
 def _by_mark(rows: list[Any]) -> dict[int, list[Any]]:
-    """Rows, which come in the order of their marks, by these."""
-    return {mark: list(some) for mark, some in groupby(rows, key=itemgetter(0))}
+    """Return rows, which are in the order of their marks, by mark."""
+    return {mark: list(group) for mark, group in groupby(rows, key=itemgetter(0))}
 
 
-def _ask(torch: Any, moved: "_Moved", block: int, is_taken: bool) -> None:
+def _request(torch: Any, blocks: "_Blocks", block: int, is_taken: bool) -> None:
     if not is_taken:
-        torch._C._cuda_cudaCachingAllocator_raw_delete(moved.give_back(block))
+        torch._C._cuda_cudaCachingAllocator_raw_delete(blocks.give_back(block))
         return
-    found = moved.found
+    source = blocks.source
     try:
-        taken = torch._C._cuda_cudaCachingAllocator_raw_alloc(found.size[block], found.stream[block])
+        address = torch._C._cuda_cudaCachingAllocator_raw_alloc(source.size[block], source.stream[block])
     except torch.OutOfMemoryError as error:
         raise RanOut from error
-    moved.take(block, taken)
+    blocks.take(block, address)
 
 
-class _Moved:
-    """Where blocks are now that a micro-batch had elsewhere."""
+class _Blocks:
+    """Current addresses of the blocks that a micro-batch had elsewhere."""
 
-    def __init__(self, found: _Found) -> None:
-        self.found = found
+    def __init__(self, source: _Requests) -> None:
+        self.source = source
         self.starts: list[int] = []
-        """Where blocks that are there, or were under this mark, began before, in order."""
+        """Former addresses, in order, of blocks that exist or existed under this mark."""
         self.blocks: dict[int, int] = {}
-        """The block that began there."""
+        """Block by its former address."""
         self.addresses: dict[int, int] = {}
-        """Where each block is now."""
+        """Current address of each block."""
         self.gone: list[int] = []
 
     def take(self, block: int, address: int) -> None:
-        start = self.found.address[block]
+        start = self.source.address[block]
         if start not in self.blocks:
             insort(self.starts, start)
         self.blocks[start] = block
         self.addresses[block] = address
 
     def give_back(self, block: int) -> int:
-        """Where it is; until the next mark it can still be asked for."""
+        """Return the address of a block that is freed; it can be translated until the next mark."""
         self.gone.append(block)
         return self.addresses[block]
 
     def forget(self) -> None:
-        """Another mark begins: what was given back is gone."""
+        """Forget the blocks that were freed, when another mark begins."""
         for block in self.gone:
-            start = self.found.address[block]
+            start = self.source.address[block]
             if self.blocks.get(start) == block:
                 del self.blocks[start]
                 del self.starts[bisect_right(self.starts, start) - 1]
         self.gone.clear()
 
-    def now(self, address: int) -> int:
-        """Where what was at an address is; there, if no block of the micro-batch held it."""
-        place = bisect_right(self.starts, address) - 1
-        if place < 0:
+    def translate(self, address: int) -> int:
+        """Return the current address for a former one; the same if no block of the micro-batch held it."""
+        index = bisect_right(self.starts, address) - 1
+        if index < 0:
             return address
-        block = self.blocks[self.starts[place]]
-        within = address - self.found.address[block]
-        return self.addresses[block] + within if within < self.found.size[block] else address
+        block = self.blocks[self.starts[index]]
+        offset = address - self.source.address[block]
+        return self.addresses[block] + offset if offset < self.source.size[block] else address

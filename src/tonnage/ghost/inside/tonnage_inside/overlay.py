@@ -1,9 +1,9 @@
-"""Files that a run saves, seen at the paths that the program named, while these stay as they are.
+"""An overlay of files: a run's checkpoints are saved in a folder of its own and seen at the paths that it named.
 
-Programs write a checkpoint under another name and rename it, link or copy the best one, remove the oldest.  All that
-happens in a folder of the run's, below which are the paths that the program named; who opens or looks at such a path
-finds what the run saved there.  Checkpoints that were there when the run began are neither written over, nor renamed,
-nor removed.
+Programs write a checkpoint under another name and rename it, link or copy the best one, and remove the oldest.  All
+this happens in the run's folder, in which the paths that the program named are repeated; a function that opens or
+inspects such a path finds the file that the run saved.  Checkpoints that existed when the run began are neither
+overwritten nor renamed nor removed.
 """
 
 import builtins
@@ -17,50 +17,53 @@ from pathlib import Path
 from typing import Any
 
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".safetensors", ".pt.tar", ".pth.tar")
-"""What the names of checkpoints end in, whoever writes them."""
+"""Endings of the names of checkpoints."""
 
 _LOOKING = ("stat", "lstat", "listdir", "scandir", "readlink")
-"""Functions of `os` that look at a path, and fail where nothing is."""
+"""Functions of `os` that inspect a path, and fail if nothing is there."""
 
 _TOUCHING = ("chmod", "utime")
-"""Functions of `os` that change what is said of a file."""
+"""Functions of `os` that change a file's metadata."""
 
 _LISTS = (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks)
-"""What `os` says its functions can do; other modules ask for the functions themselves."""
+"""Sets of functions that `os` declares able to do something; other modules look up the functions in them."""
 
 _stat, _lstat, _unlink, _symlink = os.stat, os.lstat, os.unlink, os.symlink
 
 
 class Overlay:
-    """The files of one run, in `folder`; `use` is told when a program was kept from its own."""
+    """The files of one run, in `folder`; `use` is called when a program was kept from its own."""
 
     def __init__(self, folder: Path, use: Callable[[str], None]) -> None:
         self._folder, self._use = folder, use
         self._began = time.time()
 
     def here(self, path: Any) -> Path:
-        """Where what would be written at `path` is; its folder exists.  Paths in this folder stay as they are."""
+        """Return the path in the run's folder for writing at `path`, and create its parent folder.
+
+        Paths in the run's folder stay as they are.
+        """
         found = self._place(path)
         if str(found) != os.path.abspath(path):
             self._use("files")
         found.parent.mkdir(parents=True, exist_ok=True)
-        if os.path.islink(found):  # it stands for a checkpoint of the user's, which would be written instead
+        if os.path.islink(found):  # a link to a checkpoint of the user's, which would be overwritten
             _unlink(found)
         return found
 
     def kept(self, path: Any) -> Path | None:
-        """The file or folder that was saved as `path` in this run, if any."""
+        """Return the file or folder that was saved as `path` in this run, if any."""
         if not _is_path(path):
             return None
         found = self._place(path)
         return found if _exists(found) else None
 
     def holds(self, path: Any) -> bool:
-        """Whether the path is in the folder of the run."""
+        """Return whether the path is in the folder of the run."""
         return _is_path(path) and Path(os.path.abspath(path)).is_relative_to(self._folder)
 
     def install(self) -> None:
-        """From now on Python's own functions for files know of the run's."""
+        """Make Python's own functions for files find the run's files from now on."""
         for name in _LOOKING:
             _change(os, name, self._looking)
         for name in _TOUCHING:
@@ -80,7 +83,7 @@ class Overlay:
         return asked if asked.is_relative_to(self._folder) else self._folder / asked.relative_to(asked.anchor)
 
     def _older(self, path: Any) -> bool:
-        """Whether a checkpoint is there that was there before the run."""
+        """Return whether this is a checkpoint that existed before the run."""
         if not is_checkpoint(path) or self.holds(path):
             return False
         try:
@@ -89,11 +92,11 @@ class Overlay:
             return False
 
     def _stand_in(self, source: Any, target: Any) -> None:
-        """A checkpoint of the user's is seen at another path, too."""
+        """Make a checkpoint of the user's visible at another path, too."""
         _symlink(os.path.abspath(source), self._emptied(target))
 
     def _emptied(self, path: Any) -> Path:
-        """`here`, with nothing there."""
+        """Return `here(path)` after removing a file there."""
         place = self.here(path)
         if _exists(place):
             _unlink(place)
@@ -223,12 +226,12 @@ def _is_path(path: Any) -> bool:
 
 
 def is_checkpoint(path: Any) -> bool:
-    """By its name alone."""
+    """Return whether a path is a checkpoint's, by its name alone."""
     return _is_path(path) and os.fspath(path).endswith(CHECKPOINTS)
 
 
 def copy_with_holes(source: Path, target: Path) -> None:
-    """A copy that leaves out what the source leaves out."""
+    """Copy a file with its holes."""
     with source.open("rb") as read, target.open("wb") as written:
         end, size = 0, os.fstat(read.fileno()).st_size
         while end < size:

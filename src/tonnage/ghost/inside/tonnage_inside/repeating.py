@@ -1,8 +1,9 @@
-"""A step once more without its program: the allocator is asked again for what the step before asked of it.
+"""Repeats the memory requests of a step without running the program.
 
-All steps but the first do what the first did beside what the first left behind (optimizer states).  What the step
-took and gave back is taken and given back once more, in the same order, sizes and streams, by the real allocator in
-the state in which the step left it; what the step took and kept is there already.  Costs microseconds a block.
+All steps but the first do what the first did, beside the memory that the first left behind (optimizer states).
+Blocks that the step allocated and freed are allocated and freed once more, in the same order, sizes and streams, by
+the real allocator in the state in which the step left it; blocks that the step kept exist already.  This takes
+microseconds a block.
 """
 
 from array import array
@@ -15,7 +16,7 @@ from .requested import ALLOC, FREE, MARK, Requested
 
 
 def repetitions(watch: Any, before: "dict[str, array[int]]", times: int) -> Requested:
-    """What the only step asked for whose events are `before`, so many times more, behind it."""
+    """Return the requests that repeat a program's only step, whose events are `before`, so many times."""
     began = next((number for number, (_, phase, _) in enumerate(watch.marks) if phase != "load"), len(watch.marks))
     changes = [number for number in range(max(began, 1), len(watch.marks)) if _changes_phase(watch.marks, number)]
     step = _returned({name: np.array(column) for name, column in before.items()}, began, changes)
@@ -37,20 +38,20 @@ def _changes_phase(marks: list[tuple[int, str, str]], number: int) -> bool:
 
 
 class _Step(NamedTuple):
-    """What a step took and gave back."""
+    """The requests of a step for memory that it freed."""
 
     requests: Any
-    """A row of three numbers each; marks and blocks are numbered from 0 as they come."""
+    """One row of three numbers for each request; marks and blocks are numbered from 0 as they come."""
     marks: list[int]
-    """Marks of the step under which something is asked for, or at which its phase changes."""
+    """Marks of the step under which there are requests, or at which its phase changes."""
     blocks: int
-    """How many blocks are handed out."""
+    """Number of blocks that are handed out."""
 
 
 def _returned(columns: dict[str, Any], began: int, changes: list[int]) -> _Step:
-    """The blocks that were taken back under the mark `began` or later; `changes` are marks that must not be missing.
+    """Return the blocks that were freed under the mark `began` or later; `changes` are marks that must be kept.
 
-    The first batch is made before anything tells that the step has begun.
+    The first batch is created before a mark tells that the step has begun.
     """
     births, ends = lives(columns["action"], columns["address"])
     inside = np.append(columns["mark"], -1)[ends] >= began
@@ -70,7 +71,7 @@ def _returned(columns: dict[str, Any], began: int, changes: list[int]) -> _Step:
 
 
 def lives(action: Any, address: Any) -> tuple[Any, Any]:
-    """Events that handed out a block, in order, and those that took it back: for one that is kept, their number."""
+    """Return the events that handed out blocks, in order, and those that freed them (a kept block: their count)."""
     allocated, completed = (written.CODES[name] for name in ("alloc", "free_completed"))
     either = np.flatnonzero((action == allocated) | (action == completed))
     either = either[np.argsort(address[either], kind="stable")]

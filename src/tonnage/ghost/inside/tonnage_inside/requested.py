@@ -1,7 +1,8 @@
-"""Steps without their program: what they ask of the allocator is known.
+"""Makes known requests of steps for memory, without running the program.
 
-The real allocator is asked for each block, in order, with its size and stream, and gets back what steps give back.
-It need not write down what is known here, which takes longer than to serve it; only its segments are read off it.
+The real allocator is asked for each block, in order, with its size and stream, and gets back the blocks that steps
+free.  It need not record blocks, which are known here and take longer to record than to serve; only its segments are
+read from its history.
 """
 
 import ctypes
@@ -22,14 +23,14 @@ back (its number); ranks exchange for the first time (ranks of a new communicato
 emptied."""
 
 _AT_ONCE = 256
-"""So many requests are made from Python before the ghost is asked to go on by itself."""
+"""Number of requests that are made from Python before the ghost goes on by itself."""
 
 _BLOCKS = ("alloc", "free_requested", "free_completed")
 _ALLOCATED, _REQUESTED = (written.CODES[name] for name in _BLOCKS[:2])
 
 
 def read(path: str, watch: Any) -> "Requested":
-    """The requests of `tonnage.shallow.requests` in a file: a line of JSON with their marks, then the numbers."""
+    """Return the requests that `tonnage.shallow.requests` wrote: a line of JSON with their marks, then numbers."""
     header, _, numbers = Path(path).read_bytes().partition(b"\n")
     document = json.loads(header)
     phases, modules = document["phases"], document["modules"]
@@ -41,9 +42,9 @@ def read(path: str, watch: Any) -> "Requested":
 
 
 class Requested:
-    """Requests to be made one by one, behind those that a program has made (`before`, the events of it).
+    """Requests to be made one by one, after those of a program (`before` has its events).
 
-    `numbered`: streams are numbers, and of all but 0 there is none yet.
+    With `numbered`, streams are numbers, for which streams other than 0 have yet to be created.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Requested:
         self._logged = 0
 
     def make(self) -> None:
-        """Ask for all of them.
+        """Make all requests.
 
         Raises torch.OutOfMemoryError where the steps would have, and RuntimeError for NCCL.
         """
@@ -87,7 +88,7 @@ class Requested:
         self.watch.step_made()
 
     def _make_streams(self) -> None:
-        """One for each number but 0, in the order in which they come."""
+        """Create a stream for each number but 0, in the order of their first use."""
         torch, streams = self.watch.torch, self.rows[:, 2]
         of_blocks = self.rows[:, 0] == ALLOC
         made = {
@@ -97,13 +98,13 @@ class Requested:
             streams[of_blocks & (streams == number)] = stream
 
     def _begin(self, rows: Any) -> None:
-        """The marks among requests that were made begin."""
+        """Begin the marks among requests that were made."""
         for number in rows[rows[:, 0] == MARK, 1].tolist():
             self.watch.marks.append(self.marks[number])
             self.watch.steps = self.marks[number][0]
 
     def _make(self, rows: list[tuple[int, int, int]]) -> None:
-        """As the ghost does it in C, and the rest of them, with torch's words where the memory runs out."""
+        """Make requests from Python, of all kinds, with torch's own error if memory runs out."""
         torch, asked, addresses, native = self.watch.torch, self._asked, self._addresses, self.watch.native
         allocate = torch._C._cuda_cudaCachingAllocator_raw_alloc
         give_back = torch._C._cuda_cudaCachingAllocator_raw_delete
@@ -125,23 +126,23 @@ class Requested:
             asked.made += 1
 
     def columns(self) -> "dict[str, array[int]]":
-        """All events as the allocator would have written them: its segments among the blocks that were asked for."""
+        """Return all events as the allocator would have recorded them: its segments among the requested blocks."""
         begun = [mark for mark in self.repeated if mark < len(self.watch.marks)]
         self.watch.repeated = begun if len(begun) > 1 else []  # if the memory did not run out before
-        blocks = self._of_blocks()
-        segments, before = self._of_segments()
+        blocks = self._block_events()
+        segments, before = self._segment_events()
         born = np.append(np.flatnonzero(blocks["action"] == _ALLOCATED), len(blocks["action"]))
-        places = born[before]
-        reached = len(self.watch.marks) - 1  # by what comes behind the last block, or before any was handed out
-        segments["mark"] = np.append(blocks["mark"], reached)[places]
-        found = {}
+        positions = born[before]
+        reached = len(self.watch.marks) - 1  # of segments after the last block, or before any was handed out
+        segments["mark"] = np.append(blocks["mark"], reached)[positions]
+        columns = {}
         for name, column in blocks.items():
-            found[name] = self.before[name][:] if self.before is not None else array("q")
-            found[name].frombytes(np.insert(column, places, segments[name]).tobytes())
-        return found
+            columns[name] = self.before[name][:] if self.before is not None else array("q")
+            columns[name].frombytes(np.insert(column, positions, segments[name]).tobytes())
+        return columns
 
-    def _of_blocks(self) -> dict[str, Any]:
-        """Of each block that it was handed out; that it was given back and, at once, taken."""
+    def _block_events(self) -> dict[str, Any]:
+        """Return one event for each block that was handed out, and two for each that was freed."""
         kind, first, second = self.rows[: self._asked.made].T
         allocated, asked = kind == ALLOC, (kind == ALLOC) | (kind == FREE)
         number = np.where(allocated, np.cumsum(allocated) - 1, first)[asked]
@@ -156,10 +157,10 @@ class Requested:
             "mark": np.repeat((np.cumsum(kind == MARK) - 1)[asked], events) + self.first_mark,
         }
 
-    def _of_segments(self) -> tuple[dict[str, Any], Any]:
-        """What the allocator itself wrote down, and for each of it the block before which that was.
+    def _segment_events(self) -> tuple[dict[str, Any], Any]:
+        """Return the events that the allocator itself recorded, and for each the block before which it was.
 
-        It writes down what it asked the card for, in one or in pieces, and the ghost for which block that was.
+        The allocator records its requests of the card, whole or in pieces, and the ghost the block that each was for.
         """
         native = self.watch.native
         log = np.frombuffer(native.log_bytes(), dtype=RECORD)[self._logged :]
@@ -173,7 +174,7 @@ class Requested:
         pieces = np.append(np.cumsum(of_card["bytes"], dtype=np.int64), -1)
         place = np.searchsorted(pieces[:-1], moved)
         if not np.array_equal(pieces[place[moves]], moved[moves]):
-            raise RuntimeError("what the allocator says that it took of the card is not what the ghost gave it")
+            raise RuntimeError("the allocator's segments do not agree with the ghost's log of the card's memory")
         blocks = np.append(of_card["mark"], self._asked.blocks)
         return found, np.where(moves, blocks[place], self._asked.blocks).astype(int)
 
@@ -184,11 +185,11 @@ _FOR_C = (
     "aoti_torch_create_cuda_stream_guard",
     "aoti_torch_delete_cuda_stream_guard",
 )
-"""What torch's `Allocator` for C has, in its order."""
+"""Functions of torch's C interface for the fields of `Allocator`, in their order."""
 
 
 def _for_c(torch: Any) -> Allocator | None:
-    """The allocator's functions for C; None where torch has none (before 2.10)."""
+    """Return the allocator's C functions; None if torch has none (before 2.10)."""
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
     if not all(hasattr(library, name) for name in _FOR_C):
         return None
@@ -196,7 +197,7 @@ def _for_c(torch: Any) -> Allocator | None:
 
 
 def _leave_out_blocks(torch: Any) -> None:
-    """Begin the allocator's history anew, without blocks where it can be told so (torch 2.11 and later)."""
+    """Clear the allocator's history, and leave blocks out of it if torch can (2.11 and later)."""
     record = torch.cuda.memory._record_memory_history
     try:
         record("all", context=None, clear_history=True, skip_actions=list(_BLOCKS))

@@ -1,9 +1,9 @@
-"""What a program saves: into a folder that goes with the run, and without the bytes of tensors.
+"""Redirects what a program saves into a folder that is deleted with the run, without the bytes of tensors.
 
-A ghost's tensors hold nothing worth keeping, and a checkpoint of them must not take the place of a real one, nor its
-rotation delete one.  Saving still gathers, copies and names what it would; files have their places and sizes, with
-nothing in them, and who reads such a file again gets what was put there, without values.  Of torch's own format small
-tensors on the host keep theirs.
+A ghost's tensors hold no real values, and a checkpoint of them must not replace a real one, nor its rotation delete
+one.  Saving still gathers, copies and names tensors as usual.  Files have their paths and sizes, with holes in place
+of tensors; reading such a file returns what was saved, without values.  In torch's own format, small tensors on the
+host keep theirs.
 """
 
 import contextlib
@@ -39,10 +39,10 @@ _FOLDERS = (
     ("deepspeed.runtime.engine", "DeepSpeedEngine", "save_checkpoint", "save_dir"),
     ("deepspeed.runtime.engine", "DeepSpeedEngine", "save_16bit_model", "save_dir"),
 )
-"""Methods that save into a folder: module, class, name, and the argument that says where."""
+"""Methods that save into a folder: module, class, name, and the argument that names the folder."""
 
 _TENSORS = ".distcp"
-"""What the files of torch.distributed.checkpoint with tensors end in; its other files say where these are."""
+"""Ending of the files of torch.distributed.checkpoint with tensors; its other files are their index."""
 
 _SAFETENSORS = {
     "float64": "F64",
@@ -52,7 +52,7 @@ _SAFETENSORS = {
     "int64": "I64",
     "int32": "I32",
 }
-"""By torch's names; what else there is in checkpoints counts as bytes."""
+"""Names of dtypes by torch's names; tensors of others are written as bytes."""
 
 Use = Callable[[str], None]
 
@@ -113,13 +113,13 @@ class Saves:
         return load
 
     def _patch_distributed(self, module: ModuleType) -> None:
-        """torch.distributed.checkpoint: every path of its files, in the folder where something was written."""
+        """Redirect every path of torch.distributed.checkpoint that is written, or was written by this run."""
         files: Any = module
         base: Any = files.FileSystem
         here, kept = self.here, self._kept
 
         class Elsewhere(base):  # type: ignore[misc]
-            """Files of this run, and beside them those that are only read."""
+            """Files of this run, and other files for reading."""
 
             @contextlib.contextmanager
             def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
@@ -157,7 +157,7 @@ class Saves:
         package.safe_open = library.safe_open = safe_open
 
     def _patch_lightning(self, module: ModuleType) -> None:
-        """Lightning makes the file in memory, values and all, and then has a transaction of files put it there."""
+        """Save directly, where Lightning would create the file in memory, with values, and write it in one go."""
 
         def _atomic_save(checkpoint: Any, filepath: Any) -> None:
             self._torch.save(checkpoint, self.here(filepath))
@@ -165,7 +165,7 @@ class Saves:
         module._atomic_save = _atomic_save  # type: ignore[attr-defined]
 
     def _redirect(self, kind: str, name: str, folder: str, module: ModuleType) -> None:
-        """A method that saves into a folder, where it may clear files away or point at the newest checkpoint."""
+        """Redirect a method that saves into a folder, and may remove files there or link the newest checkpoint."""
         owner: Any = getattr(module, kind, None)  # libraries move their classes from release to release
         original = getattr(owner, name, None)
         if original is None:
@@ -189,7 +189,7 @@ class Saves:
             setattr(trainer, name, self._below(getattr(trainer, name)))
 
     def _below(self, original: Any) -> Any:
-        """A method of the Trainer with its output folder here."""
+        """Return a method of the Trainer with its output folder in the run's folder."""
         names = list(inspect.signature(original).parameters)
 
         @functools.wraps(original)
@@ -197,11 +197,11 @@ class Saves:
             given = dict(zip(names[1:], args, strict=False)) | kwargs
             if given.get("output_dir") is not None:
                 given["output_dir"] = str(self.here(given["output_dir"]))
-            said, trainer.args.output_dir = trainer.args.output_dir, str(self.here(trainer.args.output_dir))
+            named, trainer.args.output_dir = trainer.args.output_dir, str(self.here(trainer.args.output_dir))
             try:
                 return original(trainer, **given)
             finally:
-                trainer.args.output_dir = said
+                trainer.args.output_dir = named
 
         return method
 
@@ -212,18 +212,18 @@ class Saves:
         @functools.wraps(save_state)
         def state(self_: Any, output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
             settings = self_.project_configuration
-            said = settings.project_dir
+            named = settings.project_dir
             try:
-                if said is not None:
-                    settings.project_dir = str(self.here(said))
+                if named is not None:
+                    settings.project_dir = str(self.here(named))
                 return save_state(self_, None if output_dir is None else str(self.here(output_dir)), *args, **kwargs)
             finally:
-                settings.project_dir = said
+                settings.project_dir = named
 
         accelerator.save_state = state
 
     def _patch_hub(self, module: ModuleType) -> None:
-        """Nothing is sent: a repository is neither made nor changed."""
+        """Send nothing: a repository is neither created nor changed."""
         hub: Any = module
 
         def made(api: Any, repo_id: str, **_: Any) -> Any:
@@ -243,13 +243,13 @@ class Saves:
 
 
 def _done(answer: Any) -> Future[Any]:
-    found: Future[Any] = Future()
-    found.set_result(answer)
-    return found
+    future: Future[Any] = Future()
+    future.set_result(answer)
+    return future
 
 
 class _Hollow:
-    """A file that keeps the places of long writes and not their bytes."""
+    """A file that leaves a hole in place of each long write."""
 
     LONG = 1 << 20
 
@@ -268,20 +268,21 @@ class _Hollow:
 
 
 def _without_bytes(serialization: Any, zipped: bool) -> contextlib.AbstractContextManager[None]:
-    """torch leaves the bytes of tensors out, where it can and the format has a place for each."""
+    """Return a context in which torch leaves out tensors' bytes, if it can and the file is a zip archive."""
     skipping = getattr(serialization, "skip_data", None)
     return skipping() if skipping is not None and zipped else contextlib.nullcontext()
 
 
 _SMALL_BYTES = 1 << 16
-"""Counts of steps have 4 bytes, the state of a random generator 5,056: with room for a program's own few numbers."""
+"""Largest size of tensors that keep their values: counts of steps have 4 bytes, the state of a random generator has
+5,056, and a program may have a few numbers of its own."""
 
 _VALUES = "tonnage_values"
-"""The record of a file that torch saved in which the values of small tensors are."""
+"""Name of the record with the values of small tensors, in a file that torch saved."""
 
 
 def _small(torch: Any, saved: Any) -> dict[int, Any]:
-    """Tensors whose values a program goes on with when it loads them again: steps that were made, random states."""
+    """Return copies of tensors whose values a program uses when it loads them: counts of steps, random states."""
     plain = (torch.Tensor, torch.nn.Parameter)
     return {
         place: tensor.detach().clone()
@@ -291,7 +292,7 @@ def _small(torch: Any, saved: Any) -> dict[int, Any]:
 
 
 def _add_values(save: Any, path: str, values: dict[int, Any]) -> None:
-    """Put them into the file, which may be renamed."""
+    """Add the values of small tensors to a file that torch saved."""
     if not values:
         return
     written = io.BytesIO()
@@ -308,7 +309,7 @@ def _values_in(load: Any, path: Path) -> dict[int, Any]:
 
 
 def _write_empty(path: Path, tensors: Any, metadata: Any) -> None:
-    """A file in the format of safetensors, as long as one with the tensors' bytes, which are a hole."""
+    """Write a file in the format of safetensors, at full length, with a hole in place of the tensors' bytes."""
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
     for name, tensor in tensors.items():

@@ -77,33 +77,34 @@ def _shapes(module: ModuleType) -> None:
         of = spec.tensor_meta
         return torch.empty_strided(of.shape, of.stride, dtype=of.dtype, device="meta")
 
-    def of_result(result: Any) -> Any:
+    def meta_of(result: Any) -> Any:
         if not isinstance(result, torch.Tensor):
             return None
         return module.TensorMeta(shape=result.shape, stride=result.stride(), dtype=result.dtype)
 
     @functools.wraps(original)
     def propagate(propagator: Any, operation: Any) -> Any:
-        asked = (operation.args_schema, operation.kwargs_schema)
-        if any(isinstance(leaf, torch.device) for leaf in tree_leaves(asked)) or not _has_tensor(asked, module):
+        arguments = (operation.args_schema, operation.kwargs_schema)
+        has_device = any(isinstance(leaf, torch.device) for leaf in tree_leaves(arguments))
+        if has_device or not _has_tensor(arguments, module):
             return original(propagator, operation)
         try:
-            args, options = tree_map_only(module.DTensorSpec, on_meta, asked)
-            found = operation.op(*args, **options)
+            args, options = tree_map_only(module.DTensorSpec, on_meta, arguments)
+            results = operation.op(*args, **options)
         except (RuntimeError, NotImplementedError):
             return original(propagator, operation)
-        if isinstance(found, list | tuple):
-            return type(found)(of_result(each) for each in found)
-        return of_result(found)
+        if isinstance(results, list | tuple):
+            return type(results)(meta_of(each) for each in results)
+        return meta_of(results)
 
     setattr(module.ShardingPropagator, name, propagate)
 
 
-def _has_tensor(asked: Any, module: ModuleType) -> bool:
+def _has_tensor(arguments: Any, module: ModuleType) -> bool:
     """Return whether an operation takes a tensor; one that takes none creates it on the default device."""
     from torch.utils._pytree import tree_leaves
 
-    return any(isinstance(leaf, module.DTensorSpec) for leaf in tree_leaves(asked))
+    return any(isinstance(leaf, module.DTensorSpec) for leaf in tree_leaves(arguments))
 
 
 def _is_foreach(operation: Any) -> bool:

@@ -1,10 +1,10 @@
-"""The values policy: what a program reads back from a GPU that computes nothing.
+"""The values policy: the values that a program reads from a GPU that computes nothing.
 
-Really there: whatever was copied to the card from the host (up to 1 MiB a copy), set by memset, or copied on
-from there; libghost.so tracks which bytes these are.  Everything else was to be computed by a kernel and reads as
+Real values are those that were copied to the card from the host (up to 1 MiB a copy), set by memset, or copied on
+from there; libghost.so tracks which bytes these are.  Everything else would be computed by a kernel and reads as
 zero: a loss prints 0.0, `isnan(x).any()` is False, GradScaler finds no infinity, a generation never meets its end
-token.  Where zero would send a program down a path that real data does not take, a small named patch of the modules
-here takes the usual one instead; each says so, once used, in the report's `assumed` (`policy`).
+token.  Where zero would send a program down a path that real data does not take, a small named patch in one of these
+modules takes the usual path instead; each patch that was used is named in the report's `assumed` (`policy`).
 """
 
 import functools
@@ -45,7 +45,7 @@ from .policy import Policy
 __all__ = ["Policy", "install", "integers"]
 
 TRACKERS = ("wandb", "mlflow", "comet_ml", "clearml", "swanlab", "neptune", "neptune_scale", "trackio")
-"""Packages that the dry-run's environment told to work offline (tonnage.script.trackers)."""
+"""Packages that the dry-run's environment sets to work offline (tonnage.script.trackers)."""
 
 _OF_TORCH = (conditions, constants, spared, sized, routed, worded, chosen)
 
@@ -76,12 +76,12 @@ _OF_LIBRARIES: tuple[tuple[str, Callable[[Policy, ModuleType], None]], ...] = (
     ("torchvision.models.detection.roi_heads", detection.patch_heads),
     ("diffusers.models.modeling_utils", diffusion.patch),
 )
-"""What is done when a module is imported."""
+"""Patches of modules of libraries, made when these are imported."""
 
 
 @functools.cache
 def leave_alone(torch: Any) -> None:
-    """Have Dynamo leave this package's code alone: once, and for all forks, since the marks are on the code."""
+    """Have Dynamo leave this package's code alone, once for all forks, since the marks are on the code."""
     of_package = f"{__name__}."
     looking = [module for name, module in sys.modules.items() if name.startswith(of_package)]
     compiled.leave_alone(torch, [*looking, native])
@@ -94,7 +94,7 @@ def install(policy: Policy) -> None:
 
 
 def patch_torch(policy: Policy) -> None:
-    """Patch torch now; who forks does so before."""
+    """Patch torch now, in a worker before it forks."""
     leave_alone(policy.torch)
     for part in _OF_TORCH:
         part.patch(policy)

@@ -1,4 +1,4 @@
-"""Elements that a mask chooses: all of a computed one."""
+"""Selection of elements by masks: a computed mask selects all."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def patch(policy: Policy) -> None:
-    """Of torch, once a card is used."""
+    """Patch torch once a card is used."""
     policy.torch.cuda._lazy_call(functools.partial(_patch, policy))
 
 
 def _patch(policy: Policy) -> None:
-    """At the dispatcher, because boolean indexing calls it from C++."""
+    """Patch torch at the dispatcher, because boolean indexing calls nonzero from C++."""
     torch = policy.torch
 
     def nonzero(mask: Any) -> Any:
@@ -29,17 +29,17 @@ def _patch(policy: Policy) -> None:
             policy.use("nonzero")
             values = torch.ones(mask.shape, dtype=torch.bool)
         count = int(values.count_nonzero())
-        if count * mask.dim() * torch.int64.itemsize > KNOWN_BYTES:  # of which nobody would know the values
+        if count * mask.dim() * torch.int64.itemsize > KNOWN_BYTES:  # too large for known values
             return torch.empty((mask.dim(), count), dtype=torch.int64, device=mask.device).t()
         return torch.nonzero(values).to(mask.device)
 
     def masked_select(tensor: Any, mask: Any) -> Any:
-        """As torch's own kernel: by an index that is made of the mask."""
+        """Select as torch's own kernel does, by an index made of the mask."""
         tensor, mask = torch.broadcast_tensors(tensor, mask)
         return torch.ops.aten.index.Tensor(tensor, [mask])
 
     def masked_scatter_backward(gradient: Any, mask: Any, sizes: Any) -> Any:
-        """As torch's own.  What was scattered says how many the mask chooses, also where that is computed."""
+        """Select as torch's own; the size of what was scattered is the count of a mask that is computed, too."""
         count = math.prod(sizes)
         with policy.telling(lambda shape: (torch.arange(math.prod(shape)) < count).view(shape)):
             chosen = torch.ops.aten.masked_select(gradient, mask)

@@ -1,7 +1,7 @@
-"""What compiled code computes from integers whose values are known: on the host too, as `integers` has it outside.
+"""Repeats on the host what compiled code computes from known integers, as `integers` does for other code.
 
-A kernel that Inductor makes leaves nothing to be read.  But Dynamo hands over what it compiles as a graph of torch's
-functions, and those that lead to integers are few: they are done once more, on the host, whenever the code has run.
+A kernel that Inductor generates has no values to read.  But Dynamo passes what it compiles as a graph of torch's
+functions, and those that lead to integers are few: they are repeated on the host whenever the compiled code has run.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 def follow(policy: Policy) -> None:
-    """From here on, of every graph that Dynamo finds."""
+    """Repeat integer computations of every graph that Dynamo finds from now on."""
     after_import("torch._dynamo.output_graph", functools.partial(_patch, policy))
 
 
 def leave_alone(torch: Any, modules: Iterable[ModuleType]) -> None:
-    """Have Dynamo run the code of these modules as it is where it is called between what was compiled.
+    """Have Dynamo run the code of these modules as it is where it is called between compiled frames.
 
-    Else it compiles each such function by itself, in which `is_compiling` is true, and warns of what it cannot.
-    What it comes upon inside a frame is part of that all the same.  A mark on the code costs no import of Dynamo, as
-    `torch.compiler.disable` does.
+    Otherwise Dynamo compiles each such function by itself, with `is_compiling` true, and warns if it cannot.  A
+    function that is called inside a frame is compiled with it all the same.  Unlike `torch.compiler.disable`, a mark
+    on the code does not import Dynamo.
     """
     mark = _mark(torch._C._dynamo.eval_frame)
     for module in modules:
@@ -42,7 +42,7 @@ def leave_alone(torch: Any, modules: Iterable[ModuleType]) -> None:
 
 
 def _mark(frames: Any) -> Callable[[CodeType], None]:
-    """What has a code run as it is, and what it calls looked at; older versions (2.4 to 2.6) have a word for it."""
+    """Return the function that makes Dynamo skip a code but not its callees; versions 2.4 to 2.6 have `skip_code`."""
     if hasattr(frames, "skip_code"):
         skip: Callable[[CodeType], None] = frames.skip_code
         return skip
@@ -51,7 +51,7 @@ def _mark(frames: Any) -> Callable[[CodeType], None]:
 
 
 def _within(code: CodeType) -> Iterator[CodeType]:
-    """The code of a function and of those that it defines."""
+    """Yield the code of a function and of those that it defines."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -88,7 +88,7 @@ class _Graph:
         self.steps = [node for node in nodes if node in needed] if wanted else []
 
     def beside(self, made: Callable[..., Any]) -> Callable[..., Any]:
-        """The compiled code, and then the same for integers."""
+        """Return a function that runs the compiled code and then the same computation of integers on the host."""
 
         def run(*args: Any) -> Any:
             known = [self._given(arg) for arg in args]  # the code may write to them
@@ -107,7 +107,7 @@ class _Graph:
         return not (example.dtype.is_floating_point or example.dtype.is_complex)
 
     def _given(self, value: Any) -> Any:
-        """What a graph is given, as the host knows it; None where it does not."""
+        """Return the value of a graph's input on the host; None if it is not known."""
         if not isinstance(value, self.torch.Tensor):
             return value
         return self.policy.known(value) if is_small(self.torch, value) else None
@@ -117,14 +117,14 @@ class _Graph:
         for node in self.steps:
             try:
                 found = known[self.places[node]] if node in self.places else self._done(node, values)
-            except Exception:  # whatever is not possible on the host is not known
+            except Exception:  # a result that cannot be computed on the host is not known
                 continue
             if found is not None and not self._large(found):
                 values[node] = found
         return values
 
     def _done(self, node: Any, values: dict[Any, Any]) -> Any:
-        """A call on the host.  Raises KeyError where something is not known."""
+        """Return the result of a node, computed on the host.  Raises KeyError if an input is not known."""
         host = self.torch.device("cpu")
 
         def on_host(value: Any) -> Any:
@@ -151,7 +151,7 @@ class _Graph:
 
 
 def _once(tensor: Any, strides: Sequence[int]) -> Any:
-    """A tensor without its repetitions along dimensions in which it does not go on."""
+    """Return a tensor without its repetitions along dimensions of stride 0."""
     for dim, stride in enumerate(strides):
         if stride == 0:
             tensor = tensor.narrow(dim, 0, 1)

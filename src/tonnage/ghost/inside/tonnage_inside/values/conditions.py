@@ -1,4 +1,4 @@
-"""What conditions on computed tensors come to: finite, equal, true everywhere, true somewhere, and how often."""
+"""Results of conditions on computed tensors: finite, equal, true everywhere, true somewhere, and how often."""
 
 import functools
 import importlib
@@ -10,26 +10,26 @@ from .policy import BIG_ELEMENTS, Policy
 
 
 class _Nowhere:
-    """Masks that are false everywhere; nothing is written, but who counts them is told."""
+    """Masks that are false everywhere: nothing is written to them, but their count is known to be zero."""
 
     def __init__(self) -> None:
         self._live: dict[int, Any] = {}
 
     def note(self, mask: Any) -> None:
-        """The mask is fresh."""
+        """Remember a new mask as long as its memory lives."""
         storage = mask.untyped_storage()
         reductions = importlib.import_module("torch.multiprocessing.reductions")
         self._live = {place: found for place, found in self._live.items() if not found.expired()}
         self._live[storage.data_ptr()] = reductions.StorageWeakRef(storage)
 
     def holds(self, mask: Any) -> bool:
-        """Whether it is such a mask."""
+        """Return whether a mask is false everywhere."""
         found = self._live.get(mask.untyped_storage().data_ptr()) if self._live else None
         return found is not None and not found.expired()
 
 
 def patch(policy: Policy) -> None:
-    """Of torch, for tensors on the card."""
+    """Patch torch's conditions for tensors on the card."""
     nowhere = _Nowhere()
     _patch_finite(policy)
     _patch_sums(policy, nowhere)
@@ -58,7 +58,7 @@ def _patch_finite(policy: Policy) -> None:
 
 
 def _never(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A question whose answer is no for every element; a program that counts the answers is told so."""
+    """Return an element-wise predicate that is false everywhere, also for a program that counts its results."""
     torch = policy.torch
 
     @functools.wraps(original)
@@ -80,7 +80,7 @@ def _patch_sums(policy: Policy, nowhere: _Nowhere) -> None:
 
 
 def _counted(policy: Policy, nowhere: _Nowhere, original: Callable[..., Any]) -> Callable[..., Any]:
-    """How many elements of a mask are true, where it is known, follows a rule or holds nowhere."""
+    """Return a sum that is correct for a mask that is known, follows a rule or is false everywhere."""
     torch = policy.torch
 
     @functools.wraps(original)
@@ -127,11 +127,11 @@ def _patch_all(policy: Policy) -> None:
 
     torch.all = patched(torch.all)
     torch.Tensor.all = patched(torch.Tensor.all)
-    torch._is_all_true = patched(torch._is_all_true)  # whose name torch.distributions checks parameters by
+    torch._is_all_true = patched(torch._is_all_true)  # used by torch.distributions to check parameters
 
 
 def _patch_equal(policy: Policy) -> None:
-    """Two tensors whose values are known are equal or not; others are not, as ever."""
+    """Compare two tensors whose values are known; others are unequal, as without this patch."""
     torch, original = policy.torch, policy.torch.equal
 
     @functools.wraps(original)
@@ -147,7 +147,7 @@ def _patch_equal(policy: Policy) -> None:
 
 
 def _patch_comparisons(policy: Policy, nowhere: _Nowhere) -> None:
-    """Where token ids from the host are compared with a number, the mask is known: image places, padding."""
+    """Make the mask known if token ids from the host are compared with a number: image places, padding."""
     torch = policy.torch
 
     def patched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -182,7 +182,7 @@ def _patch_comparisons(policy: Policy, nowhere: _Nowhere) -> None:
 
 
 def _patch_checks(policy: Policy) -> None:
-    """`torch._check_tensor_all`: a condition that was computed holds, as it does for data that is right."""
+    """Let `torch._check_tensor_all` pass for a condition that was computed, as it does for valid data."""
     torch = policy.torch
     original = getattr(torch, "_check_tensor_all_with", None)
     if original is None:
@@ -191,7 +191,7 @@ def _patch_checks(policy: Policy) -> None:
     @functools.wraps(original)
     def check(error: Any, condition: Any, message: Any = None) -> None:
         if isinstance(condition, torch.Tensor) and condition.is_cuda:
-            # In a graph torch's own would ask for the value when that is run.
+            # In a graph, torch's own check would read the value when the graph is run.
             values = None if of_compiler(condition) else policy.read(condition)
             if values is None:
                 policy.use("checks")

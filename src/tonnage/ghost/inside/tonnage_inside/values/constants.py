@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 def patch(policy: Policy) -> None:
-    """Of torch, for tensors on the card."""
+    """Patch torch for tensors on the card."""
     _patch_first_gradients(policy)
     _patch_scale(policy)
 
 
 def _patch_first_gradients(policy: Policy) -> None:
-    """The gradient of a loss by itself is one; kernels that scale gradients look whether it is (Liger's do)."""
+    """Make the gradient of a loss by itself one, as kernels check that scale gradients (Liger's)."""
     torch, autograd = policy.torch, policy.torch.autograd
     original = autograd._make_grads
 
@@ -36,7 +36,7 @@ def _patch_first_gradients(policy: Policy) -> None:
 
 
 def _patch_scale(policy: Policy) -> None:
-    """A GradScaler's scale is what it began with: it grows after thousands of steps, and nothing overflows."""
+    """Keep a GradScaler's initial scale: it grows only after thousands of steps, and nothing overflows."""
     torch, kind = policy.torch, policy.torch.amp.GradScaler
     original = kind._lazy_init_scale_growth_tracker
 

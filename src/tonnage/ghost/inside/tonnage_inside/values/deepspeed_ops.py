@@ -1,8 +1,8 @@
 """Operations that DeepSpeed compiles at first use: Adam's kernels, for minutes, and files (ZeRO-Infinity).
 
-The latter need libaio and a compiler.  DeepSpeed's Python code makes states, buffers and lists of what is where, and
-that is run; the kernels do nothing, and a file keeps no values here, as the card keeps none.  What its optimizers on
-the host ask of the processor is answered from /proc/cpuinfo.
+The latter need libaio and a compiler.  DeepSpeed's Python code, which creates states, buffers and their tables, is
+run; the kernels do nothing, and a file keeps no values here, as the card keeps none.  Its host optimizers' queries of
+the processor are answered from /proc/cpuinfo.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def patch(policy: Policy, module: ModuleType) -> None:
-    """Of `deepspeed.ops.op_builder.builder`."""
+    """Patch `deepspeed.ops.op_builder.builder`."""
 
     def nothing(*_args: Any, **_kwargs: Any) -> None:
         policy.use("compiled_adam")
@@ -33,17 +33,17 @@ def patch(policy: Policy, module: ModuleType) -> None:
 
 
 HOST_OPTIMIZERS: Final = ("deepspeed.ops.adam.cpu_adam", "deepspeed.ops.lion.cpu_lion")
-"""They ask who made the processor, for a warning; py-cpuinfo finds out all else as well, which takes it a second."""
+"""Modules that read the processor's vendor, for a warning; py-cpuinfo reads everything, which takes a second."""
 
 
 def answer_at_once(policy: Policy, module: ModuleType) -> None:
-    """Of one of HOST_OPTIMIZERS: where it has taken py-cpuinfo's function by its name (0.19.2), it has another."""
+    """Replace py-cpuinfo's function in one of HOST_OPTIMIZERS that has imported it by name (0.19.2)."""
     if hasattr(module, "get_cpu_info"):
         vars(module)["get_cpu_info"] = _processor
 
 
 def answer_some_at_once(policy: Policy, module: ModuleType) -> None:
-    """Of `cpuinfo`: HOST_OPTIMIZERS (0.19.8) get what they read, anyone else everything."""
+    """Patch `cpuinfo` so that HOST_OPTIMIZERS (0.19.8) get only what they read, and other callers everything."""
     everything: Callable[[], dict[str, Any]] = module.get_cpu_info
 
     def get_cpu_info() -> dict[str, Any]:
@@ -54,19 +54,19 @@ def answer_some_at_once(policy: Policy, module: ModuleType) -> None:
 
 
 def _processor() -> dict[str, str]:
-    """What HOST_OPTIMIZERS read of it."""
+    """Return the facts of the processor that HOST_OPTIMIZERS read."""
     with suppress(OSError), open("/proc/cpuinfo") as lines:
-        for name, _, said in (line.partition(":") for line in lines):
+        for name, _, value in (line.partition(":") for line in lines):
             if name.strip() == "vendor_id":
-                return {"vendor_id_raw": said.strip()}
+                return {"vendor_id_raw": value.strip()}
     return {}
 
 
 def _files(torch: Any, used: Callable[[], None]) -> type:
-    """What DeepSpeed calls `aio_handle`; `used` hears of each one that is made."""
+    """Return the class that DeepSpeed calls `aio_handle`; `used` is called for each object of it."""
 
     class Handle:
-        """Counts what was begun, as the real one does; locked memory is the process's own (not the driver's)."""
+        """Counts begun operations, as the real one does; locked memory is the process's, not the driver's."""
 
         def __init__(
             self, block_size: int, queue_depth: int, *_: Any, intra_op_parallelism: int = 1, **__: Any

@@ -1,6 +1,7 @@
-"""L-BFGS goes on as long as gradients and steps are not zero, and remembers steps along which the gradient changed.
+"""Lets L-BFGS make all its iterations and remember each of them.
 
-Read as zero, they would end each step at its first look, with no history, which is most of what it holds.
+L-BFGS continues while gradients and steps are not zero, and remembers steps along which the gradient changed.  Since
+they read as zero, it would end each step at its first check, without the history that is most of its memory.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ if TYPE_CHECKING:
     from .policy import Policy
 
 _NEVER = -1.0
-"""Neither a size nor a change is less than this."""
+"""A tolerance that no size and no change is below."""
 _CURVED = 1e-10
-"""What L-BFGS compares the product of a step and its change of gradient with."""
+"""Lower bound with which L-BFGS compares the product of a step and its change of gradient."""
 
 
 def patch(policy: Policy, module: ModuleType) -> None:
-    """Of `torch.optim.lbfgs`, for parameters on the card."""
+    """Patch `torch.optim.lbfgs` for parameters on the card."""
     torch, kind = policy.torch, module.LBFGS
     original = kind.step
     usual = {name: getattr(torch.Tensor, name) for name in ("__gt__", "__le__")}
 
     def held(name: str, tensor: Any, other: Any) -> Any:
-        """A comparison that holds: of a product with `_CURVED`, or of two slopes (a line search is over)."""
+        """Return a true comparison of a product with `_CURVED`, or of two slopes (a line search is over)."""
         result = usual[name](tensor, other)
         asked = isinstance(other, torch.Tensor) if name == "__le__" else isinstance(other, float) and other == _CURVED
         if (

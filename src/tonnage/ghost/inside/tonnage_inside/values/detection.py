@@ -1,7 +1,7 @@
 """torchvision's two-stage detectors: how many of the boxes that a network finds are sampled, and kept.
 
-Which box matches which object is computed.  Taken for every one of them, no mask would leave anything out: losses and
-masks would be those of all proposals, where a sampler takes at most 512 of an image, a quarter of them objects.
+The match of boxes and objects is computed.  If a computed mask selected every box, losses and masks would be those of
+all proposals, while a sampler takes at most 512 of an image, a quarter of them objects.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DENOISING = ("d_fine", "deimv2", "pp_doclayout_v2", "pp_doclayout_v3", "rt_detr"
 
 
 def patch_sampler(policy: Policy, module: ModuleType) -> None:
-    """`torchvision.models.detection._utils`: a sampler finds as many of both kinds as it takes."""
+    """Patch `torchvision.models.detection._utils`: a sampler finds as many of both kinds as it takes."""
     kind, torch = module.BalancedPositiveNegativeSampler, policy.torch
     original = kind.__call__
 
@@ -43,13 +43,13 @@ def patch_sampler(policy: Policy, module: ModuleType) -> None:
 
 
 def patch_proposals(policy: Policy, module: ModuleType) -> None:
-    """`torchvision.models.detection.rpn`: the loss is that of the sampled anchors."""
+    """Patch `torchvision.models.detection.rpn`: the loss is that of the sampled anchors."""
     kind = module.RegionProposalNetwork
     kind.compute_loss = _following(policy, kind.compute_loss)
 
 
 def patch_heads(policy: Policy, module: ModuleType) -> None:
-    """`torchvision.models.detection.roi_heads`: losses and masks of the sampled boxes; one class for each found."""
+    """Patch `torchvision.models.detection.roi_heads`: losses and masks of sampled boxes, one class for each found."""
     kind, torch = module.RoIHeads, policy.torch
     sample, finish = kind.select_training_samples, kind.postprocess_detections
 
@@ -81,7 +81,7 @@ def patch_heads(policy: Policy, module: ModuleType) -> None:
 
 
 def patch_denoising(policy: Policy, module: ModuleType) -> None:
-    """RT-DETR's family looks up which noised queries are made of real boxes: that follows from their numbers."""
+    """Make known which noised queries of RT-DETR's family come from real boxes: that follows from their counts."""
     torch = policy.torch
     original = module.get_contrastive_denoising_training_group  # type: ignore[attr-defined]
 
@@ -101,12 +101,12 @@ def patch_denoising(policy: Policy, module: ModuleType) -> None:
 
 
 def _objects(sampler: Any) -> int:
-    """How many objects a sampler takes of an image at most."""
+    """Return the most objects that a sampler takes of an image."""
     return int(sampler.batch_size_per_image * sampler.positive_fraction)
 
 
 def _following(policy: Policy, original: Any) -> Any:
-    """The method, with what is computed from known masks and labels known."""
+    """Return the method with known results for computations from known masks and labels."""
     integers = known_integers(policy)
 
     @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""diffusers' `from_pretrained` without weights: shapes from the configuration."""
+"""diffusers' `from_pretrained` without weights, with shapes from the configuration."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _LOADING_OPTIONS = {
     *("offload_state_dict", "low_cpu_mem_usage", "variant", "use_safetensors", "disable_mmap", "use_flashpack"),
     *("flashpack_kwargs",),
 }
-"""What `from_pretrained` takes, and networks do not."""
+"""Options of `from_pretrained` that networks do not take."""
 
 _PLACING_OPTIONS = ("device_map", "quantization_config", "parallel_config")
-"""With any of these the loader's own code is needed, and with it the files."""
+"""Options that need the loader's own code, and with it the files."""
 
 
 def patch(policy: Policy, module: ModuleType) -> None:
-    """Shapes from the configuration instead of weights from files, unless these are local and small."""
+    """Take shapes from the configuration instead of weights from files, unless these are local and small."""
     base = module.ModelMixin
     original = base.from_pretrained.__func__
 
@@ -54,7 +54,7 @@ def patch(policy: Policy, module: ModuleType) -> None:
 
 @contextlib.contextmanager
 def _as_default(torch: Any, dtype: Any) -> Iterator[None]:
-    """Parameters are made in this dtype; None and what is no dtype leave them as they are."""
+    """Create parameters in this dtype; None or another type changes nothing."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype if isinstance(dtype, torch.dtype) else before)
     try:

@@ -1,4 +1,4 @@
-"""Libraries' own ways of counting which tokens go to which expert: equally many to each."""
+"""Libraries' own ways of counting which tokens go to which expert, with equally many for each."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 _GATHER = "gather_from_sequence_parallel_region"
-"""By which Megatron-Core's dispatchers learn the counts of other ranks."""
+"""Function by which Megatron-Core's dispatchers get the counts of other ranks."""
 
 
 def patch_exchange(policy: Policy, module: ModuleType) -> None:
-    """Experts on several ranks: how many tokens go where is counted on the card and read back.
+    """Make known the token counts of experts on several ranks, which are counted on the card and read back.
 
     With a balanced router every rank sends equally many tokens to each expert, and gets as many from each rank.
     """
@@ -55,7 +55,7 @@ def patch_exchange(policy: Policy, module: ModuleType) -> None:
 
 
 def patch_torchtitan(policy: Policy, module: ModuleType) -> None:
-    """The same exchange by torchtitan, which reads how many tokens go to each rank and come from it as two lists."""
+    """Patch torchtitan's exchange, which reads the token counts to and from each rank as two lists."""
     kind = module.AllToAllTokenDispatcher  # type: ignore[attr-defined]
     dispatch, read = kind.dispatch, kind._sync_token_count_exchange
     choices = 0
@@ -83,7 +83,7 @@ def patch_torchtitan(policy: Policy, module: ModuleType) -> None:
 
 
 def patch_megatron(policy: Policy, module: ModuleType) -> None:
-    """Megatron-Core's dispatchers count on the card what goes where; each rank sends what this one does."""
+    """Make known the counts of Megatron-Core's dispatchers, with each rank sending as much as this one."""
     kind = getattr(module, "MoEAlltoAllTokenDispatcher", None)
     preprocess, gather = getattr(kind, "preprocess", None), getattr(module, _GATHER, None)
     if kind is None or preprocess is None or gather is None:
@@ -107,7 +107,7 @@ def patch_megatron(policy: Policy, module: ModuleType) -> None:
 
 
 def patch_jetmoe(policy: Policy, module: ModuleType) -> None:
-    """JetMoE splits its tokens by counts of the router's choices; with a balanced router they differ by one."""
+    """Patch JetMoE, which splits tokens by counts of the router's choices; balanced, they differ by one at most."""
     kind = module.JetMoeTopKGating  # type: ignore[attr-defined]
     original = kind.forward
 
@@ -124,7 +124,7 @@ def patch_jetmoe(policy: Policy, module: ModuleType) -> None:
 
 
 def patch_switch(policy: Policy, module: ModuleType) -> None:
-    """Switch Transformers ask expert by expert which tokens are theirs: in turn, as of topk's choices."""
+    """Patch Switch Transformers, which select the tokens of each expert: tokens go to the experts in turn."""
     torch, kind = policy.torch, module.SwitchTransformersExperts  # type: ignore[attr-defined]
     original = kind.forward
 

@@ -1,4 +1,4 @@
-"""What `generate` makes: as many tokens as it may, none of which ends anything."""
+"""Results of `generate`: as many tokens as allowed, none of which ends a sequence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def patch(policy: Policy, module: ModuleType) -> None:
-    """Whether all sequences are finished is computed on the card; that the length limit is met is not."""
+    """End a generation at its length limit, which is known; finished sequences are computed on the card."""
     limit = importlib.import_module("transformers.generation.stopping_criteria").MaxLengthCriteria
     count, more = limit.__call__, module.GenerationMixin._has_unfinished_sequences
     long_enough = False
@@ -55,20 +55,20 @@ def patch(policy: Policy, module: ModuleType) -> None:
 
 
 def _continued(policy: Policy, ends: set[Any], prompt: Any, tokens: Any) -> Any:
-    """What was generated, on the host: behind the prompt, as far as it is known, a word that ends nothing."""
-    told = policy.torch.full(tokens.shape, next(word for word in range(len(ends) + 1) if word not in ends))
+    """Return the generated tokens on the host: the prompt, if it is known, and then a token that ends nothing."""
+    values = policy.torch.full(tokens.shape, next(word for word in range(len(ends) + 1) if word not in ends))
     rows = isinstance(prompt, policy.torch.Tensor) and prompt.ndim == tokens.ndim == 2
     begun = policy.known(prompt) if rows else None
     if begun is not None and begun.shape[1] <= tokens.shape[1] and tokens.shape[0] % begun.shape[0] == 0:
-        told[:, : begun.shape[1]] = begun.repeat_interleave(tokens.shape[0] // begun.shape[0], 0)
-    return told.to(tokens.dtype)
+        values[:, : begun.shape[1]] = begun.repeat_interleave(tokens.shape[0] // begun.shape[0], 0)
+    return values.to(tokens.dtype)
 
 
 def _ends(mixin: Any, options: dict[str, Any]) -> set[Any]:
-    """The tokens that begin, end or fill up what `generate` makes with these options."""
+    """Return the tokens that begin, end or pad the sequences of `generate` with these options."""
     settings = options.get("generation_config") or mixin.generation_config
-    found: set[Any] = set()
+    tokens: set[Any] = set()
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        said = options.get(name, getattr(settings, name))
-        found |= set(said) if isinstance(said, list) else {said}
-    return found
+        value = options.get(name, getattr(settings, name))
+        tokens |= set(value) if isinstance(value, list) else {value}
+    return tokens

@@ -1,4 +1,4 @@
-"""Integers whose values are known, and what is computed from them."""
+"""Integers whose values are known, and computations from them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from .policy import Policy
 
 KNOWN_BYTES = 1 << 20
-"""Values of tensors up to this size are remembered, as the ghost remembers copies."""
+"""Largest size of tensors whose values are remembered, as the ghost remembers copies."""
 
 MOST_BYTES = 64 * KNOWN_BYTES
-"""Larger tensors that follow a rule are not computed on the host."""
+"""Largest size of tensors that are computed on the host from a rule."""
 
 _SIZED_BY_VALUES = ("repeat_interleave", "unique", "unique_consecutive", "bincount", "masked_select", "argwhere")
 _READ_OUT = ("tolist", "cpu", "numpy")
@@ -25,44 +25,44 @@ _REPLACED = (
 )
 _NOT_COMPUTED = ("empty", "empty_like", "new_empty", "__get__", "normal")
 _DRAWN = ("rand", "dropout", "bernoulli", "multinomial", "normal_", "uniform", "exponential")
-"""In the names of functions whose results are drawn: the host's generator is left alone."""
+"""Parts of the names of functions whose results are drawn: the host's generator is left alone."""
 
 
 @functools.cache
 def without_values(name: str) -> bool:
-    """Whether results of a function of this name have no values that could be known."""
+    """Return whether results of a function of this name have no values that could be known."""
     return name in _NOT_COMPUTED or any(word in name for word in _DRAWN)
 
 
 def of_compiler(tensor: Any) -> bool:
-    """Whether it stands for one while a graph is made, also of a backward that is compiled when it is first run."""
+    """Return whether this is a tensor of a graph that is being compiled, such as that of a backward's first run."""
     return type(tensor).__module__.startswith("torch._subclasses.")
 
 
 def unseen(torch: Any) -> Any:
-    """A context in which modes of the program's see no operation: what the host does for us is none of the card's.
+    """Return a context in which the program's dispatch modes see no operation, for computations on the host.
 
-    Who compares what runs in forward and in backward, as checkpointing does, must find the same in both.
+    A mode that compares the operations of forward and backward, as checkpointing does, must find the same in both.
     """
     return torch._C._DisableTorchDispatch()
 
 
 def is_sparse(torch: Any, tensor: Any) -> bool:
-    """Whether it consists of places and values, each a tensor, and has no memory of its own."""
+    """Return whether a tensor consists of indices and values, each a tensor, and has no memory of its own."""
     return bool(tensor.layout != torch.strided)
 
 
 def is_small(torch: Any, value: Any, *, numbers: bool = False) -> bool:
-    """Whether this is a tensor on the card whose values may be known, an integer's or also a number's."""
+    """Return whether this is a small tensor on the card, of integers or with `numbers` of any dtype."""
     if not isinstance(value, torch.Tensor) or not value.is_cuda or of_compiler(value) or is_sparse(torch, value):
         return False
     return bool((numbers or not value.dtype.is_floating_point) and value.nbytes <= KNOWN_BYTES)
 
 
 def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
-    """A mode in which operations on small integers whose values are known have known results.
+    """Return a mode in which operations on small integers whose values are known have known results.
 
-    With `numbers`, those on all small tensors: a detector's boxes and its matching.
+    With `numbers` this holds for all small tensors, such as a detector's boxes and its matching.
     """
     torch = policy.torch
     host = torch.device("cpu")
@@ -96,13 +96,13 @@ def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
         return value.to("cuda") if isinstance(value, torch.Tensor) else value
 
     def wanting(result: Any) -> bool:
-        """Whether values of the result are to be found out."""
+        """Return whether values of the result have to be computed."""
         if isinstance(result, tuple | list):
             return any(wanting(each) for each in result)
         return small(result) and policy.known(result) is None
 
     def completed(result: Any, values: Any) -> Any:
-        """The result, with the values that the host found."""
+        """Return the result with the values that the host computed."""
         if isinstance(result, tuple | list):
             for pair in zip(result, values, strict=False):
                 completed(*pair)
@@ -138,7 +138,7 @@ def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
             return result
 
         def changed(self, function: Any, args: Any, options: Any) -> Any:
-            """The same where the first argument is written."""
+            """Call a function that writes its first argument, and make its new values known."""
             values = None
             if args and small(args[0]):
                 with contextlib.suppress(LookupError), unseen(torch):
@@ -154,7 +154,7 @@ def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
 
 
 def follow(policy: Policy, *, numbers: bool = False) -> None:
-    """From here on, in this thread, what is computed from known integers is known; or of all small `numbers`."""
+    """Make known, from now on in this thread, what is computed from known integers, or from any small `numbers`."""
     torch = policy.torch
     if torch._C._len_torch_function_stack() == 0:
         mode = known_integers(policy, numbers=numbers)()
@@ -163,9 +163,9 @@ def follow(policy: Policy, *, numbers: bool = False) -> None:
 
 
 def _take_over_in_backward(torch: Any, mode: Any) -> None:
-    """Layers that were checkpointed run again in the engine's threads, which take over the caller's modes.
+    """Keep the mode in the engine's threads, which take the caller's modes and run checkpointed layers again.
 
-    A mode is put aside while it is asked, as it is about `backward`: the engine is then called without it.
+    A mode is suspended while it handles a function such as `backward`, so the engine would be called without it.
     """
     autograd = torch.autograd
     original = autograd._engine_run_backward

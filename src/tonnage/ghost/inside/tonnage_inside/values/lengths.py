@@ -1,4 +1,4 @@
-"""Lengths that a library computes on the card from known numbers and reads back."""
+"""Lengths that a library computes on the card from known numbers and reads on the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OBJECT_EXCHANGES = (
 
 
 def patch_object_exchange(policy: Policy, module: ModuleType) -> None:
-    """Ranks that send each other objects compute with their sizes on the card: sum them, take the longest."""
+    """Make known the sizes of objects that ranks exchange, whose sum and maximum are computed on the card."""
     integers = known_integers(policy)
 
     def patched(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,7 +39,7 @@ def patch_object_exchange(policy: Policy, module: ModuleType) -> None:
 
 
 def patch_chunks(policy: Policy, module: ModuleType) -> None:
-    """TRL 1.9 to 1.14 divide labels into chunks by a quotient that is computed on the card."""
+    """Make known the quotient by which TRL 1.9 to 1.14 divide labels into chunks, computed on the card."""
     name = "_chunked_cross_entropy_loss"
     original = getattr(module, name, None)
     if original is None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def patch(policy: Policy, module: ModuleType) -> None:
-    """Of `transformers.masking_utils`; older versions lack some of it."""
+    """Patch `transformers.masking_utils`; older versions lack some of the functions."""
     for name, patched in (
         ("fast_all", _without_padding),
         ("find_packed_sequence_indices", _one_sequence),
@@ -55,7 +55,7 @@ def _known_arguments(policy: Policy, original: Callable[..., Any]) -> Callable[.
     torch = policy.torch
 
     def _preprocess_mask_arguments(*args: Any, **kwargs: Any) -> Any:
-        """A mask from the data loader becomes one of booleans by a kernel: its values are still known."""
+        """Keep the values of a mask from the data loader known, which a kernel converts to booleans."""
         result = original(*args, **kwargs)
         given = kwargs["attention_mask"] if "attention_mask" in kwargs else args[2]
         made = result[1]
@@ -69,5 +69,5 @@ def _known_arguments(policy: Policy, original: Callable[..., Any]) -> Callable[.
 
 
 def _is_asked(policy: Policy, tensor: Any) -> bool:
-    """Whether it is on the card, and no graph of it is being made."""
+    """Return whether a tensor is on the card and no graph is being compiled."""
     return not policy.torch.compiler.is_compiling() and bool(tensor.is_cuda)

@@ -1,4 +1,4 @@
-"""Models of transformers that see or hear."""
+"""Models of transformers for images, audio and video."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from .policy import Policy
 
 _HEARD = ("input_values", "input_features")
-"""Names of sounds, whose lengths and transcripts are integers."""
+"""Names of audio inputs, whose lengths and transcripts are integers."""
 
 
 def patch(policy: Policy, module: ModuleType) -> None:
-    """Sizes of images, audio and video are integers on the card: what is computed from known ones is known.
+    """Make known what is computed from sizes of images, audio and video, which are integers on the card.
 
-    From the first call of such a model on, in this thread and in the backward passes that it starts.
+    This begins with the first call of such a model, in its thread and in the backward passes that this starts.
     """
     torch = policy.torch
     met: set[type] = set()
@@ -45,7 +45,7 @@ def patch(policy: Policy, module: ModuleType) -> None:
 
     @functools.wraps(torch.nn.Module.compile)
     def compile_in_place(model: Any, *args: Any, **kwargs: Any) -> None:
-        """Its first call will be compiled as a whole."""
+        """Begin before the first call, which will be compiled as a whole."""
         begin(model)
         torch.nn.Module.compile(model, *args, **kwargs)
 
@@ -54,7 +54,7 @@ def patch(policy: Policy, module: ModuleType) -> None:
 
 
 def patch_pooling(policy: Policy, module: ModuleType) -> None:
-    """Gemma 4 keeps the pooled patches that weights say are no padding; the weights follow from known places."""
+    """Make known which pooled patches Gemma 4 keeps: those whose weights, from known places, are no padding's."""
     torch, kind = policy.torch, module.Gemma4VisionPooler  # type: ignore[attr-defined]
     original = kind._avg_pool_by_positions
 

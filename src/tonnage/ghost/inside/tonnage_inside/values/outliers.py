@@ -1,7 +1,7 @@
-"""LLM.int8 looks at each layer's inputs for columns with large values, which it multiplies, and keeps, in 16 bits.
+"""LLM.int8 searches each layer's inputs for columns with large values, which it multiplies, and keeps, in 16 bits.
 
-What was computed reads as zero, so that there is none.  In trained networks it is about one column of a thousand
-(arXiv:2208.07339): next to nothing, but it is said.
+Computed inputs read as zero, so that there are none.  In trained networks it is about one column of a thousand
+(arXiv:2208.07339): next to nothing, but the report names the assumption.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def patch(policy: Policy, module: ModuleType) -> None:
-    """Of `bitsandbytes.functional`."""
+    """Patch `bitsandbytes.functional`."""
     for name in ("int8_vectorwise_quant", "int8_double_quant"):
         if hasattr(module, name):
-            setattr(module, name, _told(policy, getattr(module, name)))
+            setattr(module, name, _note_threshold(policy, getattr(module, name)))
 
 
-def _told(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
+def _note_threshold(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def quantized(A: Any, *args: Any, threshold: float = 0.0, **kwargs: Any) -> Any:
         if threshold > 0.0 and A.is_cuda:

@@ -1,4 +1,4 @@
-"""Which values are known, how others are told, and what was assumed."""
+"""Values that are known, rules for others, and the assumptions that were made."""
 
 import contextlib
 import importlib
@@ -11,7 +11,7 @@ from tonnage_recorder.native import Native
 from .integers import is_sparse, unseen
 
 BIG_ELEMENTS = 1 << 16
-"""Tensors from this size on are not filled on the host, nor masks of that size written."""
+"""Size from which tensors are not filled on the host, and masks not written."""
 
 ASSUMED = {
     "finite": "torch.isfinite of a computed tensor is True",
@@ -37,11 +37,11 @@ ASSUMED = {
 }
 
 DECIDING = frozenset({"all", "checks", "exact", "nonzero", "sized", "routing"})
-"""Those with which a patch tells the program what else it would have copied from the card."""
+"""Assumptions by which a patch gives the program a value that it would otherwise have copied from the card."""
 
 
 class Policy:
-    """What is known and what was assumed in one process."""
+    """Known values and assumptions of one process."""
 
     def __init__(self, torch: Any, native: Native | None) -> None:
         self.torch = torch
@@ -54,7 +54,7 @@ class Policy:
         self._quiet = False
 
     def assumed(self) -> list[str]:
-        """One sentence for each patch that was needed."""
+        """Return one sentence for each assumption that was made."""
         return [ASSUMED[name] for name in self._used]
 
     def use(self, name: str) -> None:
@@ -66,7 +66,7 @@ class Policy:
 
     @contextlib.contextmanager
     def covered(self) -> Iterator[None]:
-        """What is assumed inside is told by its caller."""
+        """Note no assumptions inside: the caller notes one that covers them."""
         self._quiet, before = True, self._quiet
         try:
             yield
@@ -75,7 +75,7 @@ class Policy:
 
     @contextlib.contextmanager
     def telling(self, rule: Callable[[Any], Any]) -> Iterator[None]:
-        """Of a mask that is not known, `rule(shape)` says the values, or None."""
+        """Give masks that are not known the values `rule(shape)`, unless it returns None."""
         self.told, before = rule, self.told
         try:
             yield
@@ -83,7 +83,7 @@ class Policy:
             self.told = before
 
     def read(self, tensor: Any) -> Any:
-        """The tensor's values on the host if they are known or follow a rule (see `follow`), else None."""
+        """Return the tensor's values on the host if they are known or follow a rule (see `follow`), else None."""
         if self.torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # of vmap: it stands for many
             return None
         values = self.known(tensor)
@@ -91,7 +91,7 @@ class Policy:
         return values if following is None else following()
 
     def known(self, tensor: Any) -> Any:
-        """The tensor's values on the host if they are known, else None."""
+        """Return the tensor's values on the host if they are known, else None."""
         if not tensor.is_cuda:
             return tensor
         if is_sparse(self.torch, tensor):
@@ -109,7 +109,7 @@ class Policy:
     def write(self, tensor: Any, values: Any) -> None:
         """Make `values` known at `tensor`, by one copy to the card that needs no memory there.
 
-        A tensor with gaps whose surroundings are not known stays as it is: a copy could not leave them out.
+        A tensor with gaps that are not known stays as it is: a copy could not leave them out.
         """
         torch, reach = self.torch, _reach(tensor)
         if tensor.numel() == 0 or 0 in tensor.stride():
@@ -126,21 +126,21 @@ class Policy:
                     self.native.copy_values(place.data_ptr(), flat.data_ptr(), flat.nbytes)
 
     def follow(self, tensor: Any, rule: Callable[[Any], Any]) -> None:
-        """The fresh tensor's values are `rule(offsets of its elements)`, for it and for all views of it."""
+        """Give a new tensor, and all views of it, the values `rule(offsets of its elements)`."""
         storage = tensor.untyped_storage()
         reductions = importlib.import_module("torch.multiprocessing.reductions")
         self._turns = {place: found for place, found in self._turns.items() if not found[0].expired()}
         self._turns[storage.data_ptr()] = (reductions.StorageWeakRef(storage), rule)
 
     def rule(self, tensor: Any) -> Callable[[Any], Any] | None:
-        """The rule that gives its values from their offsets, if it or what it is a view of follows one."""
+        """Return the rule that gives a tensor's values from their offsets; None if its memory has no rule."""
         if is_sparse(self.torch, tensor):
             return None
         found = self._turns.get(tensor.untyped_storage().data_ptr()) if self._turns else None
         return None if found is None or found[0].expired() else found[1]
 
     def following(self, tensor: Any) -> Callable[[], Any] | None:
-        """What gives its values on the host, and notes that; None if it follows no rule."""
+        """Return a function that computes a tensor's values by its rule and notes that; None if it has no rule."""
         torch, rule = self.torch, self.rule(tensor)
         if rule is None:
             return None
@@ -157,24 +157,24 @@ class Policy:
         return values
 
     def filled(self, result: Any, values: Any) -> Any:
-        """A result with other values: of a wrapped one by a copy of the program's own kind."""
+        """Return a result after giving it these values, by the program's own copy if it is wrapped."""
         if not self.is_plain(result):
             return result.copy_(values)
         self.write(result, values)
         return result
 
     def is_plain(self, tensor: Any) -> bool:
-        """Whether it is a tensor with memory of its own: not sparse, and not one of vmap, which stands for many."""
+        """Return whether this is a tensor with its own memory: not sparse, and not one of vmap for many."""
         wrapped = self.torch._C._functorch.is_functorch_wrapped_tensor
         return type(tensor) is self.torch.Tensor and not wrapped(tensor) and not is_sparse(self.torch, tensor)
 
     def implement(self, operation: str, kernel: Callable[..., Any], device: str) -> None:
-        """In place of torch's own kernel."""
+        """Replace torch's own kernel of an operation."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._library.impl(operation, kernel, device)
 
 
 def _reach(tensor: Any) -> int:
-    """Elements from the first of a tensor to its last, gaps included."""
+    """Return the number of elements from a tensor's first to its last, including gaps."""
     return int(1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)))

@@ -1,4 +1,4 @@
-"""`from_pretrained` without weights: shapes from the configuration."""
+"""transformers' `from_pretrained` without weights, with shapes from the configuration."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from .policy import Policy
 
 SMALL_WEIGHTS_BYTES = 1 << 30
-"""A local checkpoint up to this size is really read."""
+"""Largest size of a local checkpoint that is really read."""
 
 _LOCATING_OPTIONS = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
 _PLACING_OPTIONS = ("quantization_config", "device_map", "tp_plan", "tp_size", "device_mesh", "distributed_config")
-"""With any of these transformers' loader decides what the network is made of, and where."""
+"""Options with which transformers' loader decides the network's modules and their devices."""
 
 _LOADING_OPTIONS = {
     *_LOCATING_OPTIONS,
@@ -30,11 +30,11 @@ _LOADING_OPTIONS = {
     *("ignore_mismatched_sizes", "offload_state_dict", "trust_remote_code", "_fast_init", "quantization_config"),
     *("allow_all_kernels", "use_kernels", "kernel_config", "disable_mmap"),
 }
-"""What `from_pretrained` takes, and networks do not."""
+"""Options of `from_pretrained` that networks do not take."""
 
 
 def small_checkpoint(name: Any) -> bool:
-    """True for a local folder whose weights are few enough to be read."""
+    """Return whether this is a local folder with weights small enough to be read."""
     if not isinstance(name, str | os.PathLike) or not os.path.isdir(name):
         return False
     sizes = [
@@ -46,7 +46,7 @@ def small_checkpoint(name: Any) -> bool:
 
 
 def patch(policy: Policy, module: ModuleType) -> None:
-    """Shapes from the configuration instead of weights from files, unless these are local and small."""
+    """Take shapes from the configuration instead of weights from files, unless these are local and small."""
     base = module.PreTrainedModel
     original = base.from_pretrained.__func__
 
@@ -66,46 +66,46 @@ def patch(policy: Policy, module: ModuleType) -> None:
         config = copy.deepcopy(config)
         config.name_or_path = str(name)  # trainers look for tokenizers there
         stored = _unpacked(config, kwargs)
-        if stored not in (None, "bitsandbytes"):  # packed in a way that only its files can say
+        if stored not in (None, "bitsandbytes"):  # packed in a way that only its files describe
             return original(cls, name, config=config, **kwargs)
         policy.use("weights")
         if any(kwargs.get(option) is not None for option in _PLACING_OPTIONS):
-            model = _by_the_loader(policy, original, cls, config, kwargs)
+            model = _load(policy, original, cls, config, kwargs)
         else:
             model = _from_configuration(policy, cls, config, kwargs)
-        _learn_to_generate(model[0] if isinstance(model, tuple) else model, name, kwargs)
+        _set_generation_config(model[0] if isinstance(model, tuple) else model, name, kwargs)
         return model
 
     base.from_pretrained = classmethod(from_pretrained)
 
 
 def _unpacked(config: Any, kwargs: dict[str, Any]) -> str | None:
-    """How the checkpoint is quantized, and the program does not say; `config` says then what a whole one's would.
+    """Return the quantization of a checkpoint that the program does not ask for, and remove it from `config`.
 
-    What bitsandbytes has packed is quantized as it is loaded, which leaves the same in memory.
+    Weights that bitsandbytes has packed are quantized at loading instead, which leaves the same in memory.
     """
-    said = getattr(config, "quantization_config", None)
-    if said is None:
+    stored = getattr(config, "quantization_config", None)
+    if stored is None:
         return None
-    asked = kwargs.get("quantization_config")
-    method = said.get("quant_method", "bitsandbytes") if isinstance(said, dict) else str(said.quant_method)
-    if getattr(asked, "dequantize", False):
+    wanted = kwargs.get("quantization_config")
+    method = stored.get("quant_method", "bitsandbytes") if isinstance(stored, dict) else str(stored.quant_method)
+    if getattr(wanted, "dequantize", False):
         kwargs.pop("quantization_config")
     elif method == "bitsandbytes":
-        kwargs["quantization_config"] = asked if asked is not None else _bits_and_bytes(said)
-    elif asked is None:
+        kwargs["quantization_config"] = wanted if wanted is not None else _bits_and_bytes(stored)
+    elif wanted is None:
         return method
     del config.quantization_config
     return "bitsandbytes" if method == "bitsandbytes" else None
 
 
-def _bits_and_bytes(said: Any) -> Any:
+def _bits_and_bytes(stored: Any) -> Any:
     kind = importlib.import_module("transformers").BitsAndBytesConfig
-    return kind.from_dict(said) if isinstance(said, dict) else said
+    return kind.from_dict(stored) if isinstance(stored, dict) else stored
 
 
-def _by_the_loader(policy: Policy, original: Any, cls: Any, config: Any, kwargs: dict[str, Any]) -> Any:
-    """transformers' loader places, divides and quantizes: hand it a checkpoint whose values nobody reads."""
+def _load(policy: Policy, original: Any, cls: Any, config: Any, kwargs: dict[str, Any]) -> Any:
+    """Have transformers' loader place, divide and quantize a checkpoint whose values are never read."""
     torch = policy.torch
     dtype = _dtype(torch, config, kwargs)
     if kwargs.get("quantization_config") is not None and not _says_dtype(torch, kwargs):
@@ -142,18 +142,18 @@ def _says_dtype(torch: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _dtype(torch: Any, config: Any, kwargs: dict[str, Any]) -> Any:
-    """The weights': as the program says, or else as they were saved."""
+    """Return the dtype of the weights: the program's choice, or else the one in which they were saved."""
     dtype = kwargs.get("dtype", kwargs.get("torch_dtype")) or "auto"
     return (getattr(config, "dtype", None) or torch.float32) if dtype == "auto" else dtype
 
 
-def _learn_to_generate(model: Any, name: Any, kwargs: dict[str, Any]) -> None:
-    """How a model generates is beside its weights: beams, lengths, ends."""
+def _set_generation_config(model: Any, name: Any, kwargs: dict[str, Any]) -> None:
+    """Give a model its generation settings (beams, lengths, end tokens), which are stored beside its weights."""
     if not model.can_generate():
         return
-    asked = kwargs.get("generation_config")
-    if asked is not None:
-        model.generation_config = asked
+    given = kwargs.get("generation_config")
+    if given is not None:
+        model.generation_config = given
         return
     locating = {key: kwargs[key] for key in _LOCATING_OPTIONS if key in kwargs}
     kind = importlib.import_module("transformers").GenerationConfig

@@ -1,8 +1,8 @@
-"""Which experts tokens choose by computed scores, where a program asks: with a balanced router all equally often.
+"""Choices of experts by computed scores: with a balanced router all experts are chosen equally often.
 
 The k choices of row r are k r, k r + 1, ... modulo the number of experts.  Nothing is written to them: the rule is
-kept beside the tensor, and beside masks that are made of it.  Whoever counts, compares or indexes by them is told
-what follows from it; the choices themselves read as zero, as all that is computed does.
+kept beside the tensor, and beside masks that are made of it.  Counts, comparisons and indexing by them get the values
+that follow from the rule; the choices themselves read as zero, as all computed values do.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from .policy import Policy
 
 _COUNTS = ("any", "bincount", "cumsum", "histc", "index_add", "index_add_", "max", "scatter_add", "scatter_add_")
-"""Their small results are written where they lie: `tolist` reads them there."""
+"""Functions whose small results are written to the card: `tolist` reads them there."""
 _OF_KNOWN = ("any", "cumsum", "max")
-"""Those of small known integers too, such as the counts."""
+"""Functions among these that also apply to small known integers, such as the counts."""
 _MASKS = ("scatter", "scatter_", "bool", "int", "long", "contiguous")
-"""Their results follow a rule."""
+"""Functions whose results follow a rule."""
 
 
 def patch(policy: Policy) -> None:
-    """Of torch, for tensors on the card."""
+    """Patch torch for tensors on the card."""
     torch = policy.torch
     for place in (torch, torch.Tensor):
         place.topk = _several(policy, place.topk)
@@ -39,7 +39,7 @@ def patch(policy: Policy) -> None:
 
 
 def _in_turn(count: int) -> Callable[[Any], Any]:
-    """The rule by which the choices among `count` go round."""
+    """Return the rule by which the choices among `count` experts go round."""
     return lambda place: place % count
 
 
@@ -57,9 +57,9 @@ def _several(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _one(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The largest of each row, if each of a row's numbers can be that of one row at least.
+    """Return the function with balanced choices for the maximum of each row, if rows are as many as columns or more.
 
-    Fewer rows are no tokens of a router's: the next words of some texts, among a whole vocabulary.
+    Fewer rows are not the tokens of a router, but the next words of some texts, among a whole vocabulary.
     """
 
     @functools.wraps(original)
@@ -93,7 +93,7 @@ def _encoded(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _followed(policy: Policy, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """What follows from choices, or from masks of them: the same operation on the host, done when it is asked for."""
+    """Return the function with results from choices or masks of them, computed on the host when needed."""
 
     @functools.wraps(original)
     def operation(*args: Any, **kwargs: Any) -> Any:
@@ -110,12 +110,12 @@ def _followed(policy: Policy, name: str, original: Callable[..., Any]) -> Callab
         if any(each is None for each in asked) or not sized.asked(policy, result):
             return result
 
-        positional, named = len(args), tuple(kwargs)  # tensors that `values` knew would live as long as its rule
+        positional, named = len(args), tuple(kwargs)  # tensors that `values` refers to would live as long as its rule
 
         @functools.cache
         def values() -> Any:
             found = [each() for each in asked if each is not None]
-            if name == "histc":  # which the host has for numbers with a fraction alone
+            if name == "histc":  # which the host has for floating-point numbers only
                 found[0] = found[0].double()
             return original(*found[:positional], **dict(zip(named, found[positional:], strict=True)))
 
@@ -130,7 +130,7 @@ def _followed(policy: Policy, name: str, original: Callable[..., Any]) -> Callab
 
 
 def _says_something(policy: Policy, name: str, value: Any) -> bool:
-    """Whether it is a tensor that follows a rule, or one of integers whose known values are asked about."""
+    """Return whether an argument is a tensor that follows a rule, or known integers to which `name` applies."""
     if not isinstance(value, policy.torch.Tensor) or not sized.asked(policy, value):
         return False
     if policy.rule(value) is not None:
@@ -140,7 +140,7 @@ def _says_something(policy: Policy, name: str, value: Any) -> bool:
 
 
 def _later(policy: Policy, value: Any) -> Callable[[], Any] | None:
-    """What gives this argument as the host has it; None where it has not."""
+    """Return a function that returns this argument on the host; None if it is not known and has no rule."""
     if not isinstance(value, policy.torch.Tensor):
         return lambda: value
     if not sized.asked(policy, value) or value.nbytes > MOST_BYTES:
@@ -152,14 +152,14 @@ def _later(policy: Policy, value: Any) -> Callable[[], Any] | None:
 
 
 def _filled(policy: Policy, value: Any, place: int) -> Callable[[], Any] | None:
-    """What a kernel has filled where choices are counted: first the counts with zero, then integers with one."""
+    """Return the values with which kernels filled an argument of a count: counts with zero, integers with one."""
     if value.nbytes > MOST_BYTES or (place > 0 and value.is_floating_point()):
         return None
     return functools.partial(policy.torch.full, value.shape, int(place > 0), dtype=value.dtype)
 
 
 def _laid_out(policy: Policy, result: Any, values: Callable[[], Any]) -> Callable[[], Any]:
-    """The values in the order in which they lie in the result's memory."""
+    """Return a function that returns the values in the order of the result's memory."""
     torch, shape, strides, count = policy.torch, result.shape, result.stride(), result.numel()
 
     @functools.cache

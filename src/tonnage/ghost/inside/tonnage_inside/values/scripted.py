@@ -1,4 +1,4 @@
-"""Functions of torch that were replaced, where they are looked up by what they are: in TorchScript and by pickle."""
+"""Replaced functions of torch where they are looked up by identity: in TorchScript and by pickle."""
 
 import inspect
 from types import FunctionType
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def keep(torch: Any) -> None:
-    """From now on a replaced function stands for torch's own: a script compiles that, and a pickle names it."""
+    """Register replaced functions as torch's own, so that TorchScript compiles those and pickle names them."""
     builtins, written_in_python = torch.jit._builtins, torch._jit_internal.boolean_dispatched
     places = (torch, torch.nn.functional)
     found = [(place, value) for place in places for value in vars(place).values() if isinstance(value, FunctionType)]

@@ -1,7 +1,7 @@
-"""Operations of which values decide how large their result is, or whether they go on at all.
+"""Operations whose values decide the size of their result, or whether they raise an error.
 
-torch counts on the card and reads the count, which a ghost answers with zero: a sparse gradient would have no rows.
-The operations themselves are done all the same, for what they ask for on the way.
+torch counts on the card and reads the count, which is zero on a ghost: a sparse gradient would have no rows.  The
+operations themselves are run all the same, for the memory that they allocate on the way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def patch(policy: Policy) -> None:
-    """Of torch, for tensors on the card."""
+    """Patch torch for tensors on the card."""
     torch = policy.torch
     for name in ("unique", "unique_consecutive"):
         setattr(torch, name, _distinct(policy, getattr(torch, name)))
@@ -28,7 +28,7 @@ def patch(policy: Policy) -> None:
 
 
 def classes(policy: Policy, tensor: Any) -> int | None:
-    """How many classes there are, from 0 to the largest of known ones; None where they are computed."""
+    """Return the number of classes, from 0 to the largest known one; None if they are computed."""
     values = policy.read(tensor) if tensor.numel() else None
     if values is None:
         policy.use("sized")
@@ -37,12 +37,12 @@ def classes(policy: Policy, tensor: Any) -> int | None:
 
 
 def asked(policy: Policy, tensor: Any) -> bool:
-    """Whether it is a tensor on the card, and no graph of it is being made."""
+    """Return whether this is a tensor on the card and no graph is being compiled."""
     return not policy.torch.compiler.is_compiling() and policy.is_plain(tensor) and bool(tensor.is_cuda)
 
 
 def _distinct(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Of computed values there is one, as they read zero; computed rows are all different."""
+    """Return the function with one distinct value among computed ones, which read as zero; rows are all different."""
     torch = policy.torch
 
     def of_computed(tensor: Any, dim: int | None) -> tuple[Any, Any, Any]:
@@ -92,7 +92,7 @@ def _counted(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _repeated(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
-    """With the sum of known repetitions torch need not look; of computed ones it finds that they are negative."""
+    """Return the function with the sum of known repetitions, so that torch need not read it from the card."""
     torch = policy.torch
 
     @functools.wraps(original)
@@ -113,7 +113,7 @@ def _repeated(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any
 
 
 def _close(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
-    """What is known is close or not; what was computed twice is."""
+    """Return the function that compares known values, and finds computed ones close."""
 
     @functools.wraps(original)
     def allclose(input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
@@ -130,7 +130,7 @@ def _close(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _coalesced(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A sparse tensor has a row for each place that occurs among its known ones; computed ones are all different."""
+    """Return the method with one row for each distinct known index; computed indices are all different."""
     torch = policy.torch
 
     @functools.wraps(original)
@@ -156,7 +156,7 @@ def _coalesced(policy: Policy, original: Callable[..., Any]) -> Callable[..., An
 
 
 def _draw_normal(policy: Policy) -> None:
-    """At the dispatcher, where `torch.normal` asks whether every deviation is positive: as it goes on if they are."""
+    """Patch `torch.normal` at the dispatcher, where it checks every deviation: computed ones are valid."""
     torch = policy.torch
 
     def drawn(mean: Any, deviation: Any, generator: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Arithmetic of the host that is not done: it would take minutes and touch memory, and its values do not matter."""
+"""Arithmetic on the host that is skipped: it would take minutes and touch memory, and its values do not matter."""
 
 import functools
 from collections.abc import Callable
@@ -17,16 +17,16 @@ OPTIMIZERS = (
 
 
 def patch(policy: Policy) -> None:
-    """Of torch, for tensors on the host."""
+    """Patch torch for tensors on the host."""
     _patch_initialisation(policy)
     _patch_host_memory(policy)
 
 
 def _patch_host_memory(policy: Policy) -> None:
-    """Offloaded states and shards hold nothing but what the card computed: zeros, which take no host memory.
+    """Keep zeros untouched: offloaded states and shards hold computed values, zeros that need no host memory.
 
-    Nor does arithmetic that leaves them zero: an accumulated, clipped or unscaled gradient; nor their copy in another
-    dtype.
+    Arithmetic that leaves them zero does not touch them either: an accumulated, clipped or unscaled gradient, or a
+    copy in another dtype.
     """
     torch, native = policy.torch, policy.native
     if native is None:
@@ -102,7 +102,7 @@ def _patch_host_memory(policy: Policy) -> None:
 
 
 def _patch_initialisation(policy: Policy) -> None:
-    """Random numbers for billions of host elements take minutes and touch memory; their values do not matter."""
+    """Skip random initialisation of large host tensors: it takes minutes and touches memory, for unused values."""
     torch = policy.torch
 
     def patched(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,7 +128,7 @@ def _patch_initialisation(policy: Policy) -> None:
 
 
 def patch_optimizer(policy: Policy, module: ModuleType) -> None:
-    """Arithmetic on billions of host elements takes minutes and touches memory; states are made all the same."""
+    """Skip an optimizer's arithmetic on large host tensors, which takes minutes; its states are created anyway."""
     name = module.__name__.rpartition(".")[2].lstrip("_")
     original = getattr(module, name)
 

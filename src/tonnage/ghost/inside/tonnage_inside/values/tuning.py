@@ -1,8 +1,9 @@
-"""Triton's autotuner compiles a kernel in every form it is given and takes the fastest: here all take no time.
+"""Autotuning without times: Triton's autotuner takes the first form of a kernel that compiles.
 
-The first that compiles is the one that it would take; the others, of which there may be a hundred, are left out.
-Inductor times its forms too, on copies of what a kernel writes, and keeps on disk which was fastest: it times them in
-every run here, as on a machine that runs a program for the first time, so that a second run gives the same figures.
+It would compile each form, of which there may be a hundred, and take the fastest; here all take no time, so the rest
+are left out.  Inductor times its forms too, on copies of what a kernel writes, and keeps the fastest on disk: here it
+times them in every run, as on a machine that runs a program for the first time, so that a second run gives the same
+figures.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
     from .policy import Policy
 
 _SLOW = [float("inf")] * 3
-"""What the autotuner writes down of a form that cannot run: the median and two quantiles of its seconds."""
+"""Times that the autotuner notes for a form that cannot run: the median and two quantiles of its seconds."""
 
 
 def patch(_policy: Policy, module: ModuleType) -> None:
-    """Of `triton.runtime.autotuner`."""
+    """Patch `triton.runtime.autotuner`."""
     kind = module.Autotuner
     measure, prune = kind._bench, kind.prune_configs
 
@@ -40,6 +41,6 @@ def patch(_policy: Policy, module: ModuleType) -> None:
 
 
 def patch_inductor(_policy: Policy, module: ModuleType) -> None:
-    """Of `torch._inductor.config`."""
+    """Patch `torch._inductor.config`."""
     if hasattr(module, "autotune_local_cache"):
         module.autotune_local_cache = False  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
-"""Words that a loop of the program's own chooses one after the other: none of them ends a text, as in `generate`.
+"""Tokens that a program's own loop generates one after the other: none of them ends a text, as in `generate`.
 
-A word is the largest of each row or drawn from it, where there are fewer rows than numbers to choose among.  Nothing
-is written to it.  It is kept in mind, and so are comparisons of it and the flags that are joined from these: whether
-all texts have ended is answered with no, and whether any goes on with yes.
+A token is the maximum of each row or drawn from it, where there are fewer rows than columns.  Nothing is written to
+it.  It is noted, as are comparisons of it and flags that are combined from these: "all texts have ended" is False,
+and "some text goes on" is True.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from .policy import Policy
 
 _COMPARED = {"eq": False, "__eq__": False, "ne": True, "__ne__": True}
-"""Whether a word is that number, or another one."""
+"""Result of comparing a generated token with a number."""
 _JOINED = ("__or__", "__ior__", "__and__", "__iand__", "logical_or", "logical_and")
 _SUMMED = {"all": False, "any": True}
-"""What each answers of flags that are all so; of others what it says by itself."""
+"""Flags for which each function is replaced, and its result; for others the function itself decides."""
 
 
 def patch(policy: Policy) -> None:
-    """Of torch, for tensors on the card."""
+    """Patch torch for tensors on the card."""
     torch, noted = policy.torch, _Noted()
     wrappers = (
         *((name, functools.partial(_chosen, policy, noted)) for name in ("argmax", "max", "multinomial")),
@@ -40,7 +40,7 @@ def patch(policy: Policy) -> None:
 
 
 class _Noted:
-    """What is kept in mind of tensors, as long as their memory lives: None of a word, what a flag is."""
+    """Notes on tensors, as long as their memory lives: None for a token, the value of a flag."""
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[Any, bool | None]] = {}
@@ -55,7 +55,7 @@ class _Noted:
         self._of[storage.data_ptr()] = (reference, flag)
 
     def of(self, tensor: Any) -> tuple[bool | None] | None:
-        """In a tuple; None if nothing was noted."""
+        """Return what was noted of a tensor, in a tuple; None if nothing was."""
         found = self._of.get(tensor.untyped_storage().data_ptr())
         return None if found is None or found[0].expired() else (found[1],)
 
