@@ -202,7 +202,7 @@ _HOOKS = (
 def _has_hooks_of_others(modules: ModuleType) -> bool:
     """Return whether the program, too, has hooks of all modules."""
     return any(
-        not str(getattr(hook, "__module__", "")).startswith(f"{__package__}.")
+        not str(getattr(hook, "__module__", "")).startswith(("tonnage_recorder.", "tonnage_inside."))
         for name in _HOOKS
         for hook in getattr(modules, name, {}).values()
     )
