@@ -440,7 +440,7 @@ def test_absurd_requests() -> None:
 def test_a_rank_that_does_not_exist(torch_build: Any) -> None:
     with pytest.raises(UsageError, match="Rank 2 does not exist: the cluster has ranks 0 to 1"):
         dryrun.run([sys.executable, UNUSUAL, "exits"], parse_cluster("2xt4"), rank=2)
-    with pytest.raises(UsageError, match="No script"):
+    with pytest.raises(UsageError, match="has no script"):
         dryrun.run(
             [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2"], parse_cluster("2xt4"), rank=0
         )
