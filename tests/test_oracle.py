@@ -44,6 +44,7 @@ def kinds(old: Any, new: Any) -> list[str]:
         ({"why": "needs 3 GPUs"}, {"why": "needs 4 GPUs"}, ["VALUES"]),
         ({"why": "from 3 to 4"}, {"why": "from 4 to 3"}, ["VALUES"]),
         ({"why": "from 3 to 4"}, {"why": "4, and 3 before"}, ["WORDING"]),
+        ({"why": "8.0 is needed by bf16"}, {"why": "bf16 is 8.0: bf16"}, ["WORDING"]),
         ("peak 1,024\nfits\nsame", "peak 1,025\nit fits\nsame", ["VALUES"]),
         ("peak 1,024\nsame\nfits now", "peak 1,024\nsame\nit fits", ["WORDING"]),
         ("a  1.5 GiB", "a 1.5 GiB", ["WORDING"]),
@@ -60,8 +61,13 @@ def test_a_difference_says_where_it_is() -> None:
 
 def test_progress_is_left_out_and_errors_and_tracebacks_are_not() -> None:
     traceback = 'Traceback (most recent call last):\n  File "x.py", line 3\nValueError: damaged'
-    text = f"starting the ghost\n{traceback}\nrunning 3 steps\nerror: exit code 1"
+    logged = "[rank1]:[W1128 22:45:57.149870976 reducer.cpp:1529] Warning: it is slow."
+    text = f"starting the ghost\n{logged}\n{traceback}\nrunning 3 steps\nerror: exit code 1"
     assert without_progress(text) == f"{traceback}\nerror: exit code 1"
+    ours = '  File "SOURCE/tonnage/watch.py", line 7, in step\n    return step()'
+    with_ours = text.replace("\nValueError", f"\n{ours}\nValueError")
+    assert ours in with_ours
+    assert without_progress(with_ours) == without_progress(text)
 
 
 def test_addresses_count_from_the_lowest_and_resident_bytes_are_left_out() -> None:
@@ -71,8 +77,22 @@ def test_addresses_count_from_the_lowest_and_resident_bytes_are_left_out() -> No
         "host": {"peak_bytes": "SOME"},
     }
     assert stable_words(struct.pack("<3Q", 2**46 + 512, 9, 2**46)) == struct.pack("<3Q", 512, 9, 0)
+    assert stable({"processes": [{"process": 22121, "rank": 0}]}) == {"processes": [{"process": "SOME", "rank": 0}]}
+    stack = normalised('{"stack": ["mine.py:3", "/src/tonnage/step.py:7 make"]}', {"/src": "SOURCE"})
+    assert parsed(stack) == {"stack": ["mine.py:3"]}
     line = "host     358.4 MiB resident at most"
     assert normalised(f"process 358.4 MiB\n{line}", {}) == "process 358.4 MiB\nhost     SOME GiB resident at most"
+
+
+def test_frames_of_our_own_code_are_left_out_of_reports() -> None:
+    stack = "    ... 6 frames left out\n    tonnage/step/step.py:61 build\n    mine.py:3 main\ntonnage/a.py:7 b</pre>"
+    assert normalised(stack, {}) == "    ... SOME frames left out\n    mine.py:3 main\n</pre>"
+
+
+def test_long_values_are_shown_where_they_part() -> None:
+    (found,) = differences("a " * 500 + "3", "a " * 500 + "4", "")
+    assert found.new.startswith("...a a")
+    assert found.new.endswith("a 4")
 
 
 def test_records_of_a_log_are_told_by_what_they_do_in_which_stream() -> None:

@@ -47,6 +47,8 @@ _NUMBER: Final = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 _ABSENT: Final = object()
 _SHOWN: Final = 160
 """Characters of a value that are shown."""
+_BEFORE: Final = 40
+"""Of them those before the first one that differs."""
 
 
 def differences(old: Any, new: Any, where: str) -> Iterator[Difference]:
@@ -60,7 +62,7 @@ def differences(old: Any, new: Any, where: str) -> Iterator[Difference]:
     elif isinstance(old, list | tuple) and isinstance(new, list | tuple):
         yield from _of_lists(old, new, where)
     elif type(old) is not type(new) or old != new:
-        yield Difference(kind="VALUES", where=where, old=_shown(old), new=_shown(new))
+        yield _difference("VALUES", where, old, new)
 
 
 def _of_lists(old: Sequence[Any], new: Sequence[Any], where: str) -> Iterator[Difference]:
@@ -70,13 +72,13 @@ def _of_lists(old: Sequence[Any], new: Sequence[Any], where: str) -> Iterator[Di
         return
     gone, come = (_without(one, other) for one, other in ((old, new), (new, old)))
     counts = f"{len(old)} items", f"{len(new)} items"
-    yield Difference(kind="VALUES", where=where, old=f"{counts[0]} {gone}", new=f"{counts[1]} {come}")
+    yield _difference("VALUES", where, f"{counts[0]} {gone}", f"{counts[1]} {come}")
 
 
-def _without(some: Sequence[Any], others: Sequence[Any]) -> str:
-    """Show the items that the others do not have."""
+def _without(some: Sequence[Any], others: Sequence[Any]) -> list[str]:
+    """Return the items that the others do not have."""
     keys = [Counter(json.dumps(item, sort_keys=True, default=str) for item in items) for items in (some, others)]
-    return _shown([*(keys[0] - keys[1]).elements()])
+    return [*(keys[0] - keys[1]).elements()]
 
 
 def _of_texts(old: str, new: str, where: str) -> Iterator[Difference]:
@@ -84,7 +86,7 @@ def _of_texts(old: str, new: str, where: str) -> Iterator[Difference]:
     if old == new:
         return
     if not _is_prose(old) and not _is_prose(new):
-        yield Difference(kind="VALUES", where=where, old=_shown(old), new=_shown(new))
+        yield _difference("VALUES", where, old, new)
         return
     before, after = old.splitlines(), new.splitlines()
     for tag, a, b, c, d in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
@@ -92,7 +94,7 @@ def _of_texts(old: str, new: str, where: str) -> Iterator[Difference]:
             gone, come = "\n".join(before[a:b]), "\n".join(after[c:d])
             place = where if max(len(before), len(after)) == 1 else f"{where} line {a + 1}"
             kind: Kind = "WORDING" if _same_numbers(gone, come) else "VALUES"
-            yield Difference(kind=kind, where=place, old=_shown(gone), new=_shown(come))
+            yield _difference(kind, place, gone, come)
 
 
 def _is_prose(text: str) -> bool:
@@ -101,16 +103,25 @@ def _is_prose(text: str) -> bool:
 
 
 def _same_numbers(old: str, new: str) -> bool:
-    """Return whether two texts have the same numbers: in their order where the other words are the same."""
+    """Return whether two texts have the same numbers, be it in another order or more than once.
+
+    Where the words between them are the same, it is the same numbers at the same places.
+    """
     numbers = _NUMBER.findall(old), _NUMBER.findall(new)
     if _NUMBER.sub("", old).split() == _NUMBER.sub("", new).split():
         return numbers[0] == numbers[1]
-    return Counter(numbers[0]) == Counter(numbers[1])
+    return set(numbers[0]) == set(numbers[1])
 
 
-def _shown(value: Any) -> str:
-    text = "nothing" if value is _ABSENT else value if isinstance(value, str) else repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+def _difference(kind: Kind, where: str, old: Any, new: Any) -> Difference:
+    """Make a difference whose two sides begin shortly before they part, and are not too long to read."""
+    sides = ["nothing" if one is _ABSENT else one if isinstance(one, str) else repr(one) for one in (old, new)]
+    common = next((place for place, pair in enumerate(zip(*sides, strict=False)) if pair[0] != pair[1]), 0)
+    begin = max(common - _BEFORE, 0) if max(map(len, sides)) > _SHOWN else 0
+    shown = (
+        f"{'...' if begin else ''}{one[begin:][:_SHOWN]}{'...' if begin + _SHOWN < len(one) else ''}" for one in sides
+    )
+    return Difference(kind=kind, where=where, old=next(shown), new=next(shown))
 
 
 # ---- documents of a record -----------------------------------------------------------------------------------------
@@ -138,6 +149,8 @@ def _text(path: Path, names: Mapping[str, str]) -> str:
 
 
 _UNSTABLE: Final = (
+    (re.compile(r"[ \t]*\btonnage/[\w/]+\.py:\d+ \w+\n?"), ""),
+    (re.compile(r"\.\.\. \d+ frames left out"), "... SOME frames left out"),
     (re.compile(r"/tmp/[\w.-]+"), "/tmp/SOME"),
     (re.compile(r"0x[0-9a-f]{6,}"), "0xADDRESS"),
 )
@@ -147,7 +160,8 @@ _SIZE: Final = re.compile(r"[\d.,]+ [KMGT]iB")
 
 
 def normalised(text: str, names: Mapping[str, str]) -> str:
-    """Return a text with words in place of folders, temporary names, addresses and resident sizes."""
+    """Return a text with words in place of folders, temporary names, addresses and resident sizes, and without
+    the frames of tonnage's own code in a stack."""
     for path, word in names.items():
         text = text.replace(path, word)
     for pattern, word in _UNSTABLE:
@@ -160,7 +174,8 @@ _ADDRESSES: Final = range(2**44, 2**48)
 
 
 def stable(document: Any) -> Any:
-    """Return a JSON document whose addresses count from the lowest one, without resident bytes of the host."""
+    """Return a JSON document whose addresses count from the lowest one, without the host's resident bytes, the
+    numbers of processes, and the frames of tonnage's own code in stacks."""
     addresses = [number for number in _numbers(document) if number in _ADDRESSES]
     return _stable(document, min(addresses, default=0))
 
@@ -176,12 +191,14 @@ def _numbers(document: Any) -> Iterator[int]:
 def _stable(document: Any, base: int) -> Any:
     if isinstance(document, dict):
         found = {name: _stable(value, base) for name, value in document.items()}
-        host = found.get("host")
+        host, process = found.get("host"), found.get("process")
         if isinstance(host, dict) and host.get("peak_bytes"):
             found["host"] = {**host, "peak_bytes": "SOME"}
-        return found
+        return found | ({"process": "SOME"} if isinstance(process, int) else {})
     if isinstance(document, list | tuple):
-        return [_stable(each, base) for each in document]
+        return [
+            _stable(each, base) for each in document if not (isinstance(each, str) and each.startswith("SOURCE/"))
+        ]
     return document - base if isinstance(document, int) and document in _ADDRESSES else document
 
 
@@ -207,15 +224,26 @@ def stable_log(content: bytes) -> Any:
     return [(what, streams.setdefault(stream, len(streams)), size) for what, stream, size in records]
 
 
-def without_progress(text: str) -> str:
-    """Return standard error without progress: whole sentences and the tracebacks of programs are left.
+_LOGGED: Final = re.compile(r"\[[IWEF]\d{4} \d\d:")
 
-    A progress line is one that does not end as a sentence does; it is printed only after two seconds.
+
+_FRAME: Final = '  File "'
+_OWN_FRAME: Final = f"{_FRAME}SOURCE/"
+
+
+def without_progress(text: str) -> str:
+    """Return standard error without progress: whole sentences and the tracebacks of programs are left, without
+    the frames of tonnage's own code.
+
+    A progress line is one that does not end as a sentence does; it is printed only after two seconds.  Lines of
+    torch's own log, which have the time, are left out as well.
     """
-    kept, inside = [], False
+    kept, inside, ours = [], False, False
     for line in text.splitlines():
         begins = line.startswith("Traceback ")
-        if inside or begins or line.endswith(".") or line.startswith("error"):
+        ours = inside and line.startswith(" ") and (_OWN_FRAME in line or (ours and not line.startswith(_FRAME)))
+        told = line.endswith(".") or line.startswith("error")
+        if (inside or begins or told) and not ours and not _LOGGED.search(line):
             kept.append(line)
         inside = begins or (inside and line.startswith(" "))
     return "\n".join(kept)
@@ -289,7 +317,8 @@ def compare(old: Path, new: Path, pattern: str | None = None, *, most: int = 12)
                 wording[one.old, one.new].append(f"{name}, {one.where}")
         if values:
             print(f"\n{name}: {len(values)} VALUES differ", *(f"    {one}" for one in values[:most]), sep="\n")
-            print(*([f"    ... and {len(values) - most} more"] if len(values) > most else []), sep="\n")
+        if len(values) > most:
+            print(f"    ... and {len(values) - most} more")
     _print_wording(wording)
     print(f"\n{len(names)} questions: {equal} answered alike, {valued} with other values, ", end="")
     print(f"{len(names) - equal - valued} with other words alone")

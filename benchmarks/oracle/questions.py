@@ -142,7 +142,7 @@ def _calls() -> Iterator[Question]:
             **_each(
                 pair,
                 accumulated='shard="zero3", grad_accum=3',
-                each_time='shard="ddp", grad_accum=2, accum_sync=True',
+                each_time='shard="zero3", grad_accum=2, accum_sync=True',
                 second='shard="zero1", rank=1',
                 saved='shard="zero3", save_checkpoint="sharded"',
             ),
@@ -258,7 +258,7 @@ def _mistakes() -> Iterator[tuple[str, str]]:
         "images of none": '"gpt2", gpu="t4", images=2',
         "average of one": '"gpt2", gpu="t4", accum_sync=True',
         "positions": '"gpt2", gpu="t4", seq_len=4096',
-        "batch": '"gpt2", gpu="t4", global_batch_tokens=1000, seq_len=512',
+        "batch": '"gpt2", gpu="t4", global_batch_tokens=1001, seq_len=512',
         "batch twice": '"gpt2", gpu="t4", global_batch_tokens=4096, grad_accum=2',
         "flash before Ampere": '"gpt2", gpu="t4", attention="flash"',
         "bf16 before Ampere": '"gpt2", gpu="t4", precision="bf16-true"',
@@ -316,7 +316,7 @@ def _plans() -> Iterator[Question]:
             "pareto": "plan smollm2-360m --gpu 4xt4 --pareto --json",
             "too-large": (
                 "plan llama-3.1-8b --gpu t4 --only checkpointing --json",
-                "plan llama-3.1-70b --gpu t4",
+                "plan llama-3.2-3b --gpu t4 --only checkpointing",
             ),
             "host-memory": "plan llama-3.2-1b --gpu rtx-3060 --host-memory 16GiB --json",
             "allow": "plan llama-3.2-1b --gpu rtx-3060 --allow optimizer,precision --without loss=chunked --json",
@@ -450,7 +450,7 @@ ERRORS: Final[Mapping[str, str | Sequence[str]]] = {
         "estimate gpt2 --gpu 2xa100-40gb --shard hsdp",
     ),
     "batch": (
-        "estimate gpt2 --gpu t4 --seq-len 512 --global-batch-tokens 1000",
+        "estimate gpt2 --gpu t4 --seq-len 512 --global-batch-tokens 1001",
         "estimate gpt2 --gpu t4 --global-batch-tokens 4k --grad-accum 2",
         "estimate gpt2 --gpu t4 --seq-len 4096",
     ),
