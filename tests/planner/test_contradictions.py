@@ -7,9 +7,9 @@ import pytest
 
 from solutions import question
 from tonnage.errors import UsageError
+from tonnage.planner.candidates import list_candidates
 from tonnage.planner.contradictions import check_possible, find_ways_out
 from tonnage.planner.question import Question
-from tonnage.planner.space import list_candidates
 from tonnage.trainers import engine
 
 

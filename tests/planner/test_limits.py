@@ -8,10 +8,10 @@ from solutions import FormulaRunner, question
 from tonnage.catalog.devices import device_names, parse_cluster
 from tonnage.errors import GhostUnavailable, UsageError
 from tonnage.planner import limits
+from tonnage.planner.candidates import list_candidates
 from tonnage.planner.limits import find_limit
 from tonnage.planner.nearest import keeping_way
 from tonnage.planner.solve import search
-from tonnage.planner.space import list_candidates
 from tonnage.plans import Plan
 from tonnage.trainers import engine
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from solutions import FormulaRunner, possible, question
+from tonnage.planner.candidates import list_candidates
 from tonnage.planner.pareto import MOST_POINTS
 from tonnage.planner.pricing import price_all
 from tonnage.planner.solve import search
-from tonnage.planner.space import list_candidates
 from tonnage.report import plans
 from tonnage.units import format_gib
 

@@ -9,12 +9,11 @@ import torch
 from networks import one_thread, tiny_job  # noqa: F401
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.plans import Plan
-from tonnage.step import batches
-from tonnage.step import model as models
+from tonnage.step import batches, model
 from tonnage.techniques import build
 
 
-def tokens(rows: int, length: int) -> models.Batch:
+def tokens(rows: int, length: int) -> model.Batch:
     ids = torch.arange(rows * length).reshape(rows, length)
     return {"input_ids": ids, "labels": ids.clone()}
 

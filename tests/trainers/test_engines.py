@@ -27,7 +27,7 @@ ONE = parse_cluster("a100-80gb")
 
 
 def plan_for(trainer: Engine, **fields: str) -> Plan:
-    return Plan(engine=trainer.name, **{**trainer.unsaid(tiny_job()), **fields})
+    return Plan(engine=trainer.name, **{**trainer.own_defaults(tiny_job()), **fields})
 
 
 @pytest.fixture(params=TRAINERS, ids=lambda trainer: trainer.name)
@@ -272,8 +272,8 @@ def test_sft_leaves_what_is_not_quantized_unless_its_user_has_it_prepared() -> N
         parse_cluster("a100-40gb"),
         tiny_job("llama", method="qlora"),
     )
-    assert trainer.unsaid(job)["unquantized_dtype"] == "compute"
-    assert "unquantized_dtype" not in trainer.unsaid(tiny_job("llama"))
+    assert trainer.own_defaults(job)["unquantized_dtype"] == "compute"
+    assert "unquantized_dtype" not in trainer.own_defaults(tiny_job("llama"))
     for dtype in ("fp32", "compute"):
         answer = trainer.accepts(Case(job, Plan(engine="trl", loss="chunked", unquantized_dtype=dtype), cluster))
         assert answer is None or "bitsandbytes" in answer.reason

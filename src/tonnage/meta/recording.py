@@ -62,7 +62,7 @@ def watching(recorder: Recorder, fake: FakeTensorMode) -> Iterator[Any]:
     fake_ranks.known_to_fake_tensors()
     watch = inside("watch").Watch(torch, address=recorder.address)
     recorder.mark = lambda: len(watch.marks) - 1
-    recorder.on_shortage = lambda requested: watch.out_of_memory(0, requested, recorder.memory.capacity_bytes, 0)
+    recorder.on_shortage = lambda requested: watch.add_shortage(0, requested, recorder.memory.capacity_bytes, 0)
     patched = (
         patches.memory_outside_dispatcher(recorder),
         patches.module_conversions(),
@@ -70,7 +70,7 @@ def watching(recorder: Recorder, fake: FakeTensorMode) -> Iterator[Any]:
         fake_ranks.pairs(recorder.exchanges.batched),
         patches.sharding_propagation(recorder),
         patches.hidden_fake_tensors(),
-        watch.hooked(),
+        watch.install_hooks(),
     )
     with fake, recorder, ExitStack() as stack:
         for context in patched:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tonnage.case import Case
 from tonnage.cluster import Cluster
-from tonnage.estimates.step_time import is_better_seen, played
+from tonnage.estimates.step_time import needs_counting, played
 from tonnage.planner.describe import describe
 from tonnage.planner.question import Question
 from tonnage.planner.solution import Candidate, Choice
@@ -41,7 +41,7 @@ def _tokens_per_second(choice: Choice) -> float:
 
 
 def _is_countable(candidate: Candidate, cluster: Cluster) -> bool:
-    return is_better_seen(Case(candidate.job, candidate.plan, cluster))
+    return needs_counting(Case(candidate.job, candidate.plan, cluster))
 
 
 def _measure_time(choice: Choice, runner: TrialRunner, cluster: Cluster) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from rich.text import Text
 
 from tonnage.options import spell_option
 from tonnage.planner.describe import describe
+from tonnage.planner.search_space import OFFLOADS
 from tonnage.planner.solution import Choice, Nearest, Point, Remedy, Solution, Stage
 from tonnage.planner.trial_run import count_micro_batches
 from tonnage.planner.unpriced import RANKED
-from tonnage.planner.values import OFFLOADS
 from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, Canvas, Part, drawn, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, LOOKS
 from tonnage.report.wording import longest_text, samples

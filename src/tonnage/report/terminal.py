@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tonnage.estimates.estimate import Estimate, Moment, PhasePeak
 from tonnage.report import wording
-from tonnage.report.advice import advice
+from tonnage.report.advice import suggest
 from tonnage.report.canvas import BAD, GOOD, TIGHT, Canvas, drawn, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, PHASE_LETTERS
 from tonnage.units import format_gib, format_size
@@ -134,7 +134,7 @@ def _out_of_memory(estimate: Estimate) -> Iterator[Text | Padding]:
         yield Padding(text(" ".join(oom.message.split())), (0, 0, 0, 2))
         for frame in wording.frames(oom.stack):
             yield Padding(text(frame, "dim"), (0, 0, 0, 4))
-    if suggestions := advice(estimate):
+    if suggestions := suggest(estimate):
         yield title(wording.ADVICE_TITLE)
         rows = Table.grid(padding=(0, 2))
         rows.add_column(no_wrap=True)

@@ -34,7 +34,7 @@ _LEFT = ("grads",)
 """Arguments that a fused optimizer may write (gradients that a scaler scaled) and usually does not."""
 
 
-class Worked:
+class OperationCounter:
     """Counts the operations of one process between `start` and `stop`; `phase` returns the current phase.
 
     Each operation is noted with the fields of `tonnage.trace.operations.Operation`.

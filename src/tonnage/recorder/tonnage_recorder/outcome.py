@@ -34,7 +34,7 @@ def of_exception(error: BaseException, watch: Any) -> dict[str, Any]:
     if not is_oom and watch.native is not None:
         outcome["computed_reads"] = watch.native.computed_reads()
     if is_oom and _outside_allocator(told):
-        outcome |= watch.here()
+        outcome |= watch.describe_latest()
     elif is_oom and watch.ooms:
         outcome |= watch.ooms[-1]
     return outcome

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from types import ModuleType
 
-from tonnage_recorder import native, outcome, ranks, recording, untouched
+from tonnage_recorder import allocator_guard, native, outcome, ranks, recording
 from tonnage_recorder.imports import after_import, expect
 from tonnage_recorder.script import Script
 from tonnage_recorder.watch import Watch
@@ -53,13 +53,15 @@ def _start(torch: ModuleType, script: Script, told: dict[str, str]) -> None:
         ghost.log(True)
     ranks.prepare(torch, ghost)
     source = told.get("TONNAGE_SOURCE", "ghost")
-    recorded = recording.Recording(watch, told["TONNAGE_OUT"], source, lambda: [*policy.assumed(), *watch.left_out()])
+    recorded = recording.Recording(
+        watch, told["TONNAGE_OUT"], source, lambda: [*policy.assumed(), *watch.describe_omissions()]
+    )
     recorded.counts = bool(told.get("TONNAGE_COUNTED"))
     watch.on_stop = recorded.stop
     watch.on_end = recorded.end
     watch.script = script
     watch.start()
-    torch.cuda._lazy_call(lambda: untouched.keep(torch))
+    torch.cuda._lazy_call(lambda: allocator_guard.install(torch))
     torch.cuda._lazy_call(recorded.begin)
     optimizer.register_optimizer_step_post_hook(recorded.note)
     outcome.hear_uncaught(watch, recorded.ended)

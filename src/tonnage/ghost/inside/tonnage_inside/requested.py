@@ -85,7 +85,7 @@ class Requested:
                 native.make_requests(asked, allocator)
             self._begin(self.rows[made : asked.made])
             self._make(self.rows[asked.made : asked.made + _AT_ONCE].tolist())
-        self.watch.step_made()
+        self.watch.add_step()
 
     def _make_streams(self) -> None:
         """Create a stream for each number but 0, in the order of their first use."""

@@ -138,7 +138,7 @@ def patch_switch(policy: Policy, module: ModuleType) -> None:
                 return torch.ones(shape, dtype=torch.bool)
             return (torch.arange(shape[-1]) % experts.num_experts == next(asked)).expand(shape)
 
-        with policy.telling(tokens) if hidden.is_cuda else contextlib.nullcontext():
+        with policy.using_mask_rule(tokens) if hidden.is_cuda else contextlib.nullcontext():
             return original(experts, hidden, *args)
 
     kind.forward = forward

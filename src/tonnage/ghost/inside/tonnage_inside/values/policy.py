@@ -49,7 +49,7 @@ class Policy:
         self._used: dict[str, None] = {}
         self._library = torch.library.Library("aten", "IMPL")
         self._turns: dict[int, tuple[Any, Callable[[Any], Any]]] = {}
-        self.told: Callable[[Any], Any] | None = None
+        self.mask_rule: Callable[[Any], Any] | None = None
         """The rule of `telling`."""
         self._quiet = False
 
@@ -74,13 +74,13 @@ class Policy:
             self._quiet = before
 
     @contextlib.contextmanager
-    def telling(self, rule: Callable[[Any], Any]) -> Iterator[None]:
+    def using_mask_rule(self, rule: Callable[[Any], Any]) -> Iterator[None]:
         """Give masks that are not known the values `rule(shape)`, unless it returns None."""
-        self.told, before = rule, self.told
+        self.mask_rule, before = rule, self.mask_rule
         try:
             yield
         finally:
-            self.told = before
+            self.mask_rule = before
 
     def read(self, tensor: Any) -> Any:
         """Return the tensor's values on the host if they are known or follow a rule (see `follow`), else None."""

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import sized
+from . import result_sizes
 from .integers import KNOWN_BYTES, MOST_BYTES
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _several(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]
     @functools.wraps(original)
     def topk(input: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(input, *args, **kwargs)
-        if sized.asked(policy, input):
+        if result_sizes.is_on_card(policy, input):
             dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
             if input.ndim and dim in (-1, input.ndim - 1) and policy.known(input) is None:
                 policy.follow(result[1], _in_turn(input.shape[-1]))
@@ -66,7 +66,7 @@ def _one(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
     def largest(input: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(input, *args, **kwargs)
         dim = kwargs.get("dim", args[0] if args else None)
-        if not isinstance(dim, int) or not sized.asked(policy, input) or not input.ndim:
+        if not isinstance(dim, int) or not result_sizes.is_on_card(policy, input) or not input.ndim:
             return result
         chosen, count = result[1] if isinstance(result, tuple) else result, input.shape[-1]
         if dim in (-1, input.ndim - 1) and chosen.numel() >= count > 0 and policy.known(input) is None:
@@ -79,10 +79,10 @@ def _one(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
 def _encoded(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def one_hot(tensor: Any, num_classes: int = -1) -> Any:
-        if num_classes < 0 and sized.asked(policy, tensor):
-            num_classes = sized.classes(policy, tensor) or num_classes
+        if num_classes < 0 and result_sizes.is_on_card(policy, tensor):
+            num_classes = result_sizes.count_classes(policy, tensor) or num_classes
         result = original(tensor, num_classes)
-        if sized.asked(policy, result) and tensor.is_contiguous():
+        if result_sizes.is_on_card(policy, result) and tensor.is_contiguous():
             classes, start = result.shape[-1], tensor.storage_offset()
             rule = policy.rule(tensor) or (_in_turn(classes) if policy.known(tensor) is None else None)
             if rule is not None:
@@ -107,7 +107,7 @@ def _followed(policy: Policy, name: str, original: Callable[..., Any]) -> Callab
                 for place, (each, value) in enumerate(zip(asked, given, strict=True))
             ]
         result = original(*args, **kwargs)
-        if any(each is None for each in asked) or not sized.asked(policy, result):
+        if any(each is None for each in asked) or not result_sizes.is_on_card(policy, result):
             return result
 
         positional, named = len(args), tuple(kwargs)  # tensors that `values` refers to would live as long as its rule
@@ -131,7 +131,7 @@ def _followed(policy: Policy, name: str, original: Callable[..., Any]) -> Callab
 
 def _says_something(policy: Policy, name: str, value: Any) -> bool:
     """Return whether an argument is a tensor that follows a rule, or known integers to which `name` applies."""
-    if not isinstance(value, policy.torch.Tensor) or not sized.asked(policy, value):
+    if not isinstance(value, policy.torch.Tensor) or not result_sizes.is_on_card(policy, value):
         return False
     if policy.rule(value) is not None:
         return bool(value.nbytes <= MOST_BYTES)
@@ -143,7 +143,7 @@ def _later(policy: Policy, value: Any) -> Callable[[], Any] | None:
     """Return a function that returns this argument on the host; None if it is not known and has no rule."""
     if not isinstance(value, policy.torch.Tensor):
         return lambda: value
-    if not sized.asked(policy, value) or value.nbytes > MOST_BYTES:
+    if not result_sizes.is_on_card(policy, value) or value.nbytes > MOST_BYTES:
         return None
     known = policy.known(value)
     if known is not None:

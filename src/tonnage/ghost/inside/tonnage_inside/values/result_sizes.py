@@ -27,7 +27,7 @@ def patch(policy: Policy) -> None:
     torch.cuda._lazy_call(functools.partial(_draw_normal, policy))
 
 
-def classes(policy: Policy, tensor: Any) -> int | None:
+def count_classes(policy: Policy, tensor: Any) -> int | None:
     """Return the number of classes, from 0 to the largest known one; None if they are computed."""
     values = policy.read(tensor) if tensor.numel() else None
     if values is None:
@@ -36,7 +36,7 @@ def classes(policy: Policy, tensor: Any) -> int | None:
     return int(values.max()) + 1
 
 
-def asked(policy: Policy, tensor: Any) -> bool:
+def is_on_card(policy: Policy, tensor: Any) -> bool:
     """Return whether this is a tensor on the card and no graph is being compiled."""
     return not policy.torch.compiler.is_compiling() and policy.is_plain(tensor) and bool(tensor.is_cuda)
 
@@ -60,7 +60,7 @@ def _distinct(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any
     @functools.wraps(original)
     def distinct(input: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(input, *args, **kwargs)
-        if not asked(policy, input) or not input.numel():
+        if not is_on_card(policy, input) or not input.numel():
             return result
         values = policy.read(input)
         if values is not None:
@@ -84,8 +84,8 @@ def _distinct(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any
 def _counted(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def bincount(input: Any, weights: Any = None, minlength: int = 0) -> Any:
-        if asked(policy, input) and not minlength:
-            minlength = classes(policy, input) or 0
+        if is_on_card(policy, input) and not minlength:
+            minlength = count_classes(policy, input) or 0
         return original(input, weights, minlength)
 
     return bincount
@@ -98,7 +98,7 @@ def _repeated(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any
     @functools.wraps(original)
     def repeat_interleave(input: Any, *args: Any, **kwargs: Any) -> Any:
         repeats = args[0] if args else kwargs.get("repeats", input)
-        if isinstance(repeats, torch.Tensor) and asked(policy, repeats) and kwargs.get("output_size") is None:
+        if isinstance(repeats, torch.Tensor) and is_on_card(policy, repeats) and kwargs.get("output_size") is None:
             values = policy.read(repeats)
             if values is not None and len(args) < 3:
                 times = (
@@ -118,7 +118,7 @@ def _close(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def allclose(input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(input, other, *args, **kwargs)
-        if not asked(policy, input):
+        if not is_on_card(policy, input):
             return result
         values, others = policy.read(input), policy.read(other)
         if values is not None and others is not None:
