@@ -27,12 +27,20 @@ _RANK_ROWS: Final = 12
 _EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 _ALLOCATED: Final = "#0072B2"
 _RESERVED: Final = "#999999"
+_EDGE: Final = "┃"
+_EDGE_LETTER: Final = "!"
 
 
 def render(estimate: Estimate, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
     """Return the report with this width (at least 40, at most 200 columns) and a final newline."""
     canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
     return drawn(_parts(estimate, canvas), canvas)
+
+
+def render_advice(estimate: Estimate, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
+    """Return the table of changes that were tried, as `render` would; empty if there is none."""
+    canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
+    return drawn(_advice(estimate, canvas), canvas) if estimate.advice else ""
 
 
 def _parts(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Table | Padding]:
@@ -44,13 +52,14 @@ def _parts(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Table | Paddin
     yield from _phases(estimate, canvas)
     yield from _ranks(estimate, canvas)
     yield _facts(estimate)
+    yield from _advice(estimate, canvas)
 
 
 # ---- the verdict -----------------------------------------------------------------------------------------------
 
 
 def _verdict(estimate: Estimate) -> Table:
-    style = BAD if not estimate.fits else TIGHT if wording.is_tight(estimate) else GOOD
+    style = BAD if not estimate.fits else TIGHT if estimate.is_tight else GOOD
     rows = Table.grid(padding=(0, 2))
     rows.add_column(no_wrap=True)
     rows.add_column()
@@ -77,8 +86,11 @@ def _bar(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
     if not total:
         return
     capacity = wording.capacity_bytes(estimate)
-    heading = f"At the peak: rank {estimate.rank}, {_peak_moment(estimate)}"
-    yield title(heading, text(f"on a card of {format_gib(capacity)}" if capacity else "", "dim"), canvas)
+    whole = "The whole step, on a card without a limit" if estimate.needed else "At the peak"
+    heading = f"{whole}: rank {estimate.rank}, {_peak_moment(estimate)}"
+    edge_of_card = f"; {_EDGE if canvas.unicode else _EDGE_LETTER} is its edge" if _is_beyond(estimate) else ""
+    aside = f"on a card of {format_gib(capacity)}{edge_of_card}" if capacity else ""
+    yield title(heading, text(aside, "dim"), canvas)
     bar, edge = Text(), 0
     inner = canvas.width - 2
     bar.append(canvas.ends[0])
@@ -90,8 +102,17 @@ def _bar(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
         edge = end
     bar.append((FREE_GLYPH if canvas.unicode else FREE_LETTER) * (inner - edge), style="dim")
     bar.append(canvas.ends[1])
+    if capacity and _is_beyond(estimate):
+        at = 1 + min(round(capacity * inner / total), inner - 1)
+        bar = bar[:at] + Text(_EDGE if canvas.unicode else _EDGE_LETTER, style=BAD) + bar[at + 1 :]
     yield bar
     yield Padding(_legend(estimate, shares, canvas), (0, 0, 0, 1))
+
+
+def _is_beyond(estimate: Estimate) -> bool:
+    """Return True if the bar goes on past the card's edge."""
+    capacity = wording.capacity_bytes(estimate)
+    return capacity is not None and wording.shown_peak(estimate).process_bytes > capacity
 
 
 def _fill(share: wording.Share, canvas: Canvas) -> str:
@@ -121,7 +142,8 @@ def _legend(estimate: Estimate, shares: list[wording.Share], canvas: Canvas) -> 
 
 
 def _peak_moment(estimate: Estimate) -> str:
-    return wording.moment(estimate.peak.step, estimate.peak.phase, estimate.peak.layer)
+    peak = wording.shown_peak(estimate)
+    return wording.moment(peak.step, peak.phase, peak.layer)
 
 
 # ---- when it did not fit ---------------------------------------------------------------------------------------
@@ -134,13 +156,28 @@ def _out_of_memory(estimate: Estimate) -> Iterator[Text | Padding]:
         yield Padding(text(" ".join(oom.message.split())), (0, 0, 0, 2))
         for frame in wording.frames(oom.stack):
             yield Padding(text(frame, "dim"), (0, 0, 0, 4))
-    if suggestions := suggest(estimate):
+    if not estimate.advice and (suggestions := suggest(estimate)):
         yield title(wording.ADVICE_TITLE)
         rows = Table.grid(padding=(0, 2))
         rows.add_column(no_wrap=True)
         for item in suggestions:
             rows.add_row(text(item.what, "bold"), text(item.why))
         yield Padding(rows, (0, 0, 0, 2))
+
+
+# ---- changes that were tried -----------------------------------------------------------------------------------
+
+
+def _advice(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
+    if not estimate.advice:
+        return
+    yield title(wording.advice_title(estimate))
+    rows = _Rows(wording.ADVICE_HEADINGS, () if _has_all_columns(canvas) else (2, 4))
+    for change, *cells in wording.advice_rows(estimate):
+        rows.add(text(change, "bold"), *cells)
+    yield rows.indent()
+    for note in wording.advice_notes(estimate):
+        yield Padding(text(note), (0, 0, 0, 2))
 
 
 # ---- the timeline ----------------------------------------------------------------------------------------------
@@ -308,7 +345,7 @@ def _has_all_columns(canvas: Canvas) -> bool:
 
 
 def _is_amount(heading: str) -> bool:
-    return heading not in ("fits", "rank", "phase")
+    return heading not in ("fits", "rank", "phase", "change", "mathematics")
 
 
 def _facts(estimate: Estimate) -> Padding:
