@@ -82,7 +82,7 @@ def find(python: str, version: str | None = None, progress: Progress = lambda te
     return Torch(version=wanted, cuda_major=cuda_major, path=folder, python=python)
 
 
-def unpacked(folder: Path, python: str) -> Torch:
+def find_in_folder(folder: Path, python: str) -> Torch:
     """Return the CUDA torch in a folder (`pip install --no-deps --target FOLDER torch==2.5.1`), of any age.
 
     A version older than the oldest that is tested may fail on a ghost.  Raises GhostUnavailable.
@@ -186,7 +186,7 @@ def _alone_in(cache: Path, progress: Progress) -> Iterator[None]:
 
 
 def _fill(python: str, version: str, place: Path, progress: Progress) -> None:
-    """Put torch and its triton, compiled, into the folder `unpacked` of `place`."""
+    """Put torch and its triton, compiled, into the folder `find_in_folder` of `place`."""
     progress(f"fetching the CUDA build of torch {version} (about 0.5 GB, once) into {place.parent}")
     unpacked = place / "unpacked"
     _unpack(_download(python, f"torch==={version}", place, progress), unpacked)

@@ -170,7 +170,7 @@ class Understood:
         return Plan(**{**kept, **stated})
 
 
-def seen(facts: Facts) -> str:
+def describe_recognised(facts: Facts) -> str:
     """Return one line of what was recognised, whether or not a Job can be made of it."""
     parts = []
     if facts.trainer is not None:

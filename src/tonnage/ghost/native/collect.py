@@ -175,7 +175,7 @@ def notes_of(folders: list[Path]) -> dict[str, str]:
 PUBLIC_NAME = re.compile(r"_*(p?nccl|cu|nv|CU)")
 
 
-def exported(listing: Path) -> set[str]:
+def list_exported(listing: Path) -> set[str]:
     """Return the public C functions of one `nm` listing: no data, version names, C++ or runtime leftovers."""
     names = set()
     for line in listing.read_text().splitlines():
@@ -242,7 +242,7 @@ def main(nm_folder: Path, header_folder: Path) -> None:
             stem = LISTED_AS.get(stem, stem)
             listings = [p for prefix in prefixes for p in sorted(nm_folder.glob(f"{stem}.so.*@{prefix}*.txt"))]
             notes = notes_of(packages(header_folder, prefixes, ""))
-            names = set().union(*(exported(p) for p in listings))
+            names = set().union(*(list_exported(p) for p in listings))
             table = {name: text for p in listings for name, text in variables(p).items()}
             for name in names:
                 base = re.sub(r"(_ptsz|_ptds)$", "", name)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tonnage_recorder.native import Native
 
-from .integers import is_sparse, unseen
+from .integers import hidden_from_modes, is_sparse
 
 BIG_ELEMENTS = 1 << 16
 """Size from which tensors are not filled on the host, and masks not written."""
@@ -101,7 +101,7 @@ class Policy:
         reach = _reach(tensor)
         if not self.native.known(tensor.data_ptr(), reach * tensor.element_size()):
             return None
-        with unseen(self.torch):
+        with hidden_from_modes(self.torch):
             flat = self.torch.empty(reach, dtype=tensor.dtype, device="cpu")
             self.native.copy_values(flat.data_ptr(), tensor.data_ptr(), flat.nbytes)
             return self.torch.as_strided(flat, tensor.shape, tensor.stride())
@@ -114,7 +114,7 @@ class Policy:
         torch, reach = self.torch, _reach(tensor)
         if tensor.numel() == 0 or 0 in tensor.stride():
             return
-        with unseen(torch):
+        with hidden_from_modes(torch):
             place = torch.as_strided(tensor, (reach,), (1,), tensor.storage_offset())
             whole = reach == tensor.numel()
             flat = torch.empty(reach, dtype=tensor.dtype, device="cpu") if whole else self.known(place)
