@@ -23,7 +23,9 @@ from tonnage.trainers.hf_trainer import facts as hf_trainer
 from tonnage.trainers.trl import facts as trl
 from tonnage.units import count
 
-ADAMW: Final = tuple(one.name for one in OPTIMIZERS if (one.library, one.family) == ("torch", "adamw"))
+ADAMW: Final = tuple(
+    optimizer.name for optimizer in OPTIMIZERS if (optimizer.library, optimizer.family) == ("torch", "adamw")
+)
 """Implementations of one optimizer: any may stand for any other."""
 
 _ADAMW_CLASSES: Final = ("torch.optim.adamw.AdamW", "torch.optim.adam.Adam")
