@@ -96,7 +96,9 @@ def event_columns(torch: Any, watch: Any, device: int | None = None) -> dict[str
         watch.event_history = events(torch, device)
         traced = fields_of(watch.event_history)
         columns = {**columns_of(traced), "mark": event_marks(traced, watch)}
-    return {name: watch.early_events[name] + column for name, column in columns.items()} if watch.early_events else columns
+    if not watch.early_events:
+        return columns
+    return {name: watch.early_events[name] + column for name, column in columns.items()}
 
 
 def events(torch: Any, device: int | None = None) -> list[dict[str, Any]]:
