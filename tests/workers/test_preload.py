@@ -59,7 +59,7 @@ def test_torch_compile_learns_of_the_forks_own_card(torch_build: Torch) -> None:
     """Its interface keeps torch.cuda's functions from the moment it is imported."""
     print_card = (
         "from tonnage.workers import preload\n"
-        "assert preload.imported('torch._dynamo.device_interface')\n"
+        "assert preload.try_import('torch._dynamo.device_interface')\n"
         "from torch._dynamo.device_interface import get_interface_for_device\n"
         "card = get_interface_for_device('cuda').get_device_properties(0)\n"
         "print(card.multi_processor_count, card.total_memory)"
@@ -81,7 +81,7 @@ def test_a_broken_module_raises_its_error_where_it_is_imported_again(torch_build
     (tmp_path / "preload_lacks.py").write_text("import torch.distributed._symmetric_memory\nimport preload_missing")
     again = (
         "from tonnage.workers import preload\n"
-        "assert not preload.imported('preload_lacks')\n"
+        "assert not preload.try_import('preload_lacks')\n"
         "try: import preload_lacks\n"
         "except Exception as error: print(type(error).__name__, error.name)"
     )
