@@ -1,13 +1,13 @@
 """Answer a case, and complete an answer that does not fit: what the whole step needs, and changes that were tried.
 
-    asked = Asked(model="llama-3-8b", case=case, options={"seq_len": 2048})
-    for run in answers(asked):      # first the verdict, then the verdict with advice
-        run.estimate
+asked = Asked(model="llama-3-8b", case=case, options={"seq_len": 2048})
+for run in answers(asked):      # first the verdict, then the verdict with advice
+    run.estimate
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -59,7 +59,7 @@ def answers(
     worker: Worker | None = None,
     progress: Callable[[str], None] = lambda text: None,
     **options: Any,
-) -> Iterator[Run]:
+) -> Generator[Run]:
     """Yield the answer for a case; if it does not fit, or only barely, also the answer with `advice`.
 
     `options` are those of `tonnage.estimates.sources.Options`.  Raises as `predict.estimate` does.
@@ -81,8 +81,7 @@ def answers(
             progress=progress,
             **options,
         )
-        is_fine = run.estimate.fits and not run.estimate.is_tight
-        if is_fine or source != "ghost" or asked.case.cluster.device.id == CPU:
+        if not run.estimate.wants_advice or source != "ghost" or asked.case.cluster.device.id == CPU:
             yield run
             return
         count = WORKERS if worker is None else 1
@@ -103,7 +102,8 @@ def add_needed(estimate: Estimate, asked: Asked, runner: TrialRunner) -> Estimat
     whole = run_without_limit(asked.case, runner, asked.rank, asked.steps)
     if whole is None:
         return estimate
-    counted = {name: whole.model[name] for name in ("parameters", "trainable_parameters") if name in whole.model}
+    names = ("parameters", "trainable_parameters")
+    counted: dict[str, Any] = {name: whole.model[name] for name in names if name in whole.model}
     return replace(
         estimate,
         needed=whole.peak,
@@ -125,7 +125,7 @@ def add_advice(estimate: Estimate, asked: Asked, runner: TrialRunner) -> Estimat
             command=asked.spell(one.change),
             fits=one.fits,
             peak_bytes=one.peak_bytes,
-            gain_bytes=peak.process_bytes - one.peak_bytes,
+            gain_bytes=max(peak.process_bytes - one.peak_bytes, 0),
             step_seconds=one.step_seconds,
             changes_mathematics=one.change.changes_mathematics,
         )

@@ -94,7 +94,9 @@ def list_changes(case: Case, peak: Peak) -> list[Change]:
         *_change_allocator(case, peak),
     )
     least = LEAST_PART * peak.process_bytes
-    return sorted((change for change in every if change.limit_bytes > least), key=lambda one: (one.is_slow, -one.limit_bytes))
+    return sorted(
+        (change for change in every if change.limit_bytes > least), key=lambda one: (one.is_slow, -one.limit_bytes)
+    )
 
 
 def _held(peak: Peak, *categories: str) -> int:

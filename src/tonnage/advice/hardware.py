@@ -39,7 +39,9 @@ def list_clusters(case: Case, peak: Peak) -> Iterator[Change]:
         options: dict[str, Any] = {} if case.plan.shard in SHARDING else {"shard": "zero3"}
         options |= (batch := _keep_batch(case, cluster.gpus // case.cluster.gpus)) or {}
         for more in ({}, _LEAN):
-            yield Change(options={**options, **more}, limit_bytes=0, cluster=cluster, changes_mathematics=batch is None)
+            yield Change(
+                options={**options, **more}, limit_bytes=0, cluster=cluster, changes_mathematics=batch is None
+            )
 
 
 def _keep_batch(case: Case, times: int) -> dict[str, Any] | None:

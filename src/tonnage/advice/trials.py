@@ -11,6 +11,7 @@ that pairs and triples are made of what is at stake after the first change.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,8 +38,11 @@ _LEADING: Final = 3
 _ENOUGH: Final = 2
 """Changes that fit, keep steps fast and leave the mathematics alone, with which no further ones are looked for."""
 
-_MOST_CHANGES: Final = 4
-"""Changes at once, at most."""
+_ROUNDS: Final = 3
+"""Rounds of further changes after the single ones."""
+
+_TOGETHER_AT_MOST: Final = 4
+"""Further changes that are tried all at once."""
 
 _NEAREST: Final = 2
 """Cases that do not fit, on each of which further changes are tried."""
@@ -153,8 +157,10 @@ class Trials:
             if change in leading or change.changes_mathematics or change.limit_bytes >= missing_bytes
         )
         self._try_hardware()
-        for count in range(2, _MOST_CHANGES + 1):
-            self._try([pair for group in self._open_groups() for pair in self._list_further(group, count)])
+        for number in range(_ROUNDS):
+            groups = self._open_groups(is_first=number == 0)
+            self._try([pair for group in groups for pair in self._list_further(group)])
+        self._try(self._list_smaller())
 
     def best(self) -> list[Tried]:
         """Return the changes to show: what fits, the smallest change first; else what comes nearest."""
@@ -164,7 +170,7 @@ class Trials:
             return sorted(fitting, key=_order)[:SHOWN]
         return sorted(gaining, key=lambda one: one.peak_bytes)[:1]
 
-    def _open_groups(self) -> Iterator[list[Tried]]:
+    def _open_groups(self, *, is_first: bool) -> Iterator[list[Tried]]:
         """Yield the tried changes with the same mathematics, where not enough of them fit and time is left."""
         spent = time.monotonic() - self._began
         groups: dict[str, list[Tried]] = {}
@@ -174,24 +180,34 @@ class Trials:
         for members in groups.values():
             keeps = not members[0].change.changes_mathematics
             fitting = sum(one.fits and not one.change.is_slow for one in members)
-            if fitting < (_ENOUGH if keeps else 1) and spent < (_PATIENCE_SECONDS if fitting or not keeps else _MOST_SECONDS):
+            patience = _PATIENCE_SECONDS if fitting or not keeps else _MOST_SECONDS
+            if fitting < (_ENOUGH if keeps else 1) and (is_first or spent < patience):
                 yield members
 
-    def _list_further(self, group: Sequence[Tried], count: int) -> Iterator[tuple[Change, Change]]:
-        """Yield the nearest of a group with further changes that may make it fit and leave the mathematics alone."""
+    def _list_further(self, group: Sequence[Tried]) -> Iterator[tuple[Change, Change]]:
+        """Yield the nearest of a group with further changes that may make it fit and leave the mathematics alone.
+
+        Single ones, and the leading ones all at once: of those that are not needed, some are taken back in the end.
+        """
         missed = [one for one in group if not one.fits and not one.change.is_slow and self._gains(one)]
         for nearest in sorted(missed, key=lambda one: one.peak_bytes)[:_NEAREST]:
             listed = list_changes(nearest.case, nearest.estimate.peak)
             more = [one for one in listed if not one.changes_mathematics and not self._fits_alone(one)]
             fast = [one for one in more if not one.is_slow]
             for possible in (fast, more):
-                if self._may_suffice(nearest, possible[: _MOST_CHANGES - count + 1]):
+                if sum(change.limit_bytes for change in possible) >= nearest.missing_bytes:
                     yield from ((nearest.change, change) for change in possible[:_FURTHER])
+                    yield nearest.change, _combine(possible[:_TOGETHER_AT_MOST])
                     break
 
-    def _may_suffice(self, tried: Tried, more: Sequence[Change]) -> bool:
-        """Return True if further changes gain enough if each gains its upper limit."""
-        return sum(change.limit_bytes for change in more) >= tried.missing_bytes
+    def _list_smaller(self) -> Iterator[tuple[Change, Change]]:
+        """Yield what fits with one of its changes taken back, where no part of it is known to fit."""
+        for tried in [one for one in self._tried if one.fits and one.change.cluster is None]:
+            if len(tried.change.options) > 2 and not self._contains_fitting(tried):
+                for name in tried.change.options:
+                    names = {name} | next((group for group in _ONE_CHANGE if name in group), set())
+                    kept = {other: value for other, value in tried.change.options.items() if other not in names}
+                    yield NOTHING, replace(tried.change, options=kept)
 
     def _fits_alone(self, change: Change) -> bool:
         return any(one.fits and one.change.options == change.options for one in self._tried)
@@ -224,19 +240,25 @@ class Trials:
                 self._tried.append(tried)
         again = self._runner.run_all([self._trial(tried.case) for tried in tight])
         for tried, closer in zip(tight, again, strict=True):
-            fits = isinstance(closer, Estimate) and closer.fits
-            self._tried.append(replace(tried, estimate=closer, fits=True) if fits else tried)
+            if isinstance(closer, Estimate) and closer.fits:
+                tried = replace(tried, estimate=closer, fits=True)
+            self._tried.append(tried)
 
     def _try_hardware(self) -> None:
-        """Run the case as it is on larger cards, and sharded on more of the same, smallest first."""
-        for changes in (list_cards(self._case, self._peak), list_clusters(self._case, self._peak)):
-            for change in changes:
-                if (changed := apply(change, self._case)) is None:
-                    continue
-                (answer,) = self._runner.run_all([self._trial(changed)])
+        """Run the case as it is on larger cards, and sharded on more of the same, until the first of each fits."""
+        kinds = [
+            ((change, case) for change in changes if (case := apply(change, self._case)) is not None)
+            for changes in (list_cards(self._case, self._peak), list_clusters(self._case, self._peak))
+        ]
+        while kinds:
+            wave = [(kind, *pair) for kind in kinds for pair in itertools.islice(kind, 1)]
+            answers = self._runner.run_all([self._trial(case) for _, _, case in wave])
+            kinds = []
+            for (kind, change, case), answer in zip(wave, answers, strict=True):
                 if isinstance(answer, Estimate) and answer.fits:
-                    self._tried.append(Tried(change=change, case=changed, estimate=answer, fits=True))
-                    break
+                    self._tried.append(Tried(change=change, case=case, estimate=answer, fits=True))
+                else:
+                    kinds.append(kind)
 
     def _new(self, changes: Iterator[Change]) -> Iterator[tuple[Change, Case]]:
         """Yield the changes that were not tried and are not refused, with their cases."""
@@ -254,6 +276,15 @@ class Trials:
         return Trial(case, self._rank, self._steps)
 
 
+def _combine(changes: Sequence[Change]) -> Change:
+    """Return changes as one; of several that set the same option the first counts."""
+    combined = NOTHING
+    for change in changes:
+        if not change.options.keys() & combined.options.keys():
+            combined = change.after(combined)
+    return combined
+
+
 def _mathematics(case: Case) -> str:
     """Return what decides which numbers training computes."""
     job, plan = case.job, case.plan
@@ -268,7 +299,7 @@ _SAME_ADAMW: Final = ("adamw", "adamw-loop", "adamw-foreach", "adamw-fused")
 def _order(tried: Tried) -> tuple[bool, bool, bool, int, float]:
     """Return the sort key: the same cards and mathematics first, nothing on the host, few changes, fast steps."""
     change, seconds = tried.change, tried.step_seconds
-    count = len(change.options) - sum(names <= change.options.keys() for names in _TOGETHER)
+    count = len(change.options) - sum(names <= change.options.keys() for names in _ONE_CHANGE)
     return (
         change.cluster is not None,
         change.changes_mathematics,
@@ -278,5 +309,5 @@ def _order(tried: Tried) -> tuple[bool, bool, bool, int, float]:
     )
 
 
-_TOGETHER: Final = ({"micro_batch", "grad_accum"}, {"shard", "param_offload"})
+_ONE_CHANGE: Final = ({"micro_batch", "grad_accum"}, {"shard", "param_offload"})
 """Options that count as one change."""

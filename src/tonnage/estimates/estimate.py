@@ -235,6 +235,11 @@ class Estimate:
         capacity = _whole(self.cluster, "capacity_bytes")
         return self.fits and 0 < capacity < self.peak.high_bytes + self.others_bytes
 
+    @property
+    def wants_advice(self) -> bool:
+        """Return True if it does not fit, or only barely."""
+        return not self.fits or self.is_tight
+
     def to_json(self) -> dict[str, Any]:
         """Return the document that `--json` prints (schema_version 1)."""
         document = asdict(self)
@@ -278,7 +283,9 @@ class Estimate:
         where = f"of {format_gib(capacity)}" if capacity else ""
         if self.fits:
             return f"fits: {need} {where}".rstrip()
-        return f"does not fit: out of memory in {self.oom.phase if self.oom else self.peak.phase} ({need} {where})"
+        whole = "" if self.needed is None else f"needs {format_gib(self.needed.process_bytes)} in all; "
+        phase = self.oom.phase if self.oom else self.peak.phase
+        return f"does not fit: {whole}out of memory in {phase} ({need} {where})"
 
     notebook_view: ClassVar[Callable[[Estimate], str] | None] = None
     """Renders an Estimate as HTML in notebooks; set by `tonnage.api`, because values do not know their views."""

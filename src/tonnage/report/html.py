@@ -84,7 +84,7 @@ def _advice(estimate: Estimate) -> Iterator[str]:
     yield f"<h3>{wording.advice_title(estimate)}</h3>"
     rows = [(f"<code>{text(change)}</code>", *map(text, cells)) for change, *cells in wording.advice_rows(estimate)]
     yield table(wording.ADVICE_HEADINGS, rows, numbers=(1, 2, 3))
-    yield from (f"<p><code>{text(note)}</code></p>" for note in wording.advice_notes(estimate))
+    yield f"<p>{text(wording.advice_note(estimate))} <code>{text(estimate.advice[0].command)}</code></p>"
 
 
 def _phases(estimate: Estimate) -> Iterator[str]:

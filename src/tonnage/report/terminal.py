@@ -34,13 +34,18 @@ _EDGE_LETTER: Final = "!"
 def render(estimate: Estimate, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
     """Return the report with this width (at least 40, at most 200 columns) and a final newline."""
     canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
-    return draw(_parts(estimate, canvas), canvas)
+    return draw(_parts(estimate, canvas), canvas) + _command(estimate)
 
 
 def render_advice(estimate: Estimate, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
     """Return the table of changes that were tried, as `render` would; empty if there is none."""
     canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
-    return drawn(_advice(estimate, canvas), canvas) if estimate.advice else ""
+    return draw(_advice(estimate, canvas), canvas) + _command(estimate)
+
+
+def _command(estimate: Estimate) -> str:
+    """Return the command of the first change on a line of its own, which is not broken so that it can be pasted."""
+    return f"  {estimate.advice[0].command}\n" if estimate.advice else ""
 
 
 def _parts(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Table | Padding]:
@@ -172,12 +177,11 @@ def _advice(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
     if not estimate.advice:
         return
     yield title(wording.advice_title(estimate))
-    rows = _Rows(wording.ADVICE_HEADINGS, () if _has_all_columns(canvas) else (2, 4))
+    rows = _Rows(wording.ADVICE_HEADINGS, () if _has_all_columns(canvas) else (2, 4), wrapped=True)
     for change, *cells in wording.advice_rows(estimate):
         rows.add(text(change, "bold"), *cells)
     yield rows.indent()
-    for note in wording.advice_notes(estimate):
-        yield Padding(text(note), (0, 0, 0, 2))
+    yield Padding(text(wording.advice_note(estimate)), (0, 0, 0, 2))
 
 
 # ---- the timeline ----------------------------------------------------------------------------------------------
@@ -321,14 +325,16 @@ def _ranks(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
 
 
 class _Rows:
-    """A table with headings, of which some columns can be hidden."""
+    """A table with headings, of which some columns can be hidden; the first may be `wrapped`."""
 
-    def __init__(self, headings: Sequence[str], hidden: Sequence[int]) -> None:
+    def __init__(self, headings: Sequence[str], hidden: Sequence[int], *, wrapped: bool = False) -> None:
         self._shown = [column for column in range(len(headings)) if column not in hidden]
         self._table = Table.grid(padding=(0, 2 if hidden else 3))
         for column in self._shown:
             is_amount = column > 0 and _is_amount(headings[column])
-            self._table.add_column(justify="right" if is_amount else "left", no_wrap=column > 0 or not hidden)
+            self._table.add_column(
+                justify="right" if is_amount else "left", no_wrap=column > 0 or not (hidden or wrapped)
+            )
         self.add(*(Text(heading, style="dim") for heading in headings))
 
     def add(self, *cells: Text | str) -> None:

@@ -244,15 +244,13 @@ def advice_rows(estimate: Estimate) -> list[tuple[str, ...]]:
     ]
 
 
-def advice_notes(estimate: Estimate) -> list[str]:
-    """Return the sentences below the table of changes: the command of the first, or what is still short."""
-    if not estimate.advice:
-        return []
+def advice_note(estimate: Estimate) -> str:
+    """Return the line above the command that gives the first row's answer."""
     first, capacity = estimate.advice[0], capacity_bytes(estimate)
     if first.fits:
-        return [f"The first: {first.command}"]
-    short = f"{format_gib(first.peak_bytes - capacity)} short" if capacity else "too much"
-    return [f"Still {short}: {first.command}", "`tonnage plan` with the same options searches further."]
+        return "The first one again:"
+    short = f"{format_gib(max(first.peak_bytes - capacity, 0))} too much" if capacity else "too much"
+    return f"Still {short}; `tonnage plan` searches further. This one again:"
 
 
 def spell_change(change: Mapping[str, Any]) -> str:
