@@ -163,12 +163,14 @@ class Trials:
         self._try(self._list_smaller())
 
     def best(self) -> list[Tried]:
-        """Return the changes to show: what fits, the smallest change first; else what comes nearest."""
+        """Return the changes to show: those that fit, the smallest first; if all of them need other cards, also the one
+        that comes nearest on these."""
         gaining = [one for one in self._tried if self._gains(one)]
         fitting = [one for one in gaining if one.fits and not self._contains_fitting(one)]
-        if fitting:
+        if any(one.change.cluster is None for one in fitting):
             return sorted(fitting, key=_order)[:SHOWN]
-        return sorted(gaining, key=lambda one: one.peak_bytes)[:1]
+        missed = (one for one in gaining if not one.fits)
+        return [*sorted(fitting, key=_order), *sorted(missed, key=lambda one: one.peak_bytes)[:1]]
 
     def _open_groups(self, *, is_first: bool) -> Iterator[list[Tried]]:
         """Yield the tried changes with the same mathematics, where not enough of them fit and time is left."""

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from queue import LifoQueue
+from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
@@ -60,7 +60,7 @@ class TrialRunner:
         any_libraries()
         self._progress, self._torch = progress, torch
         self._worker_count = count or max(1, min(4, os.cpu_count() or 1))
-        self._idle: LifoQueue[Worker | None] = LifoQueue()  # the last one to finish has its libraries imported
+        self._idle: SimpleQueue[Worker | None] = SimpleQueue()
         self._workers: list[Worker] = []
         self._scheduler: Scheduler[Runnable, Answer] = Scheduler(self._worker_count, self._execute)
         self._has_ended = False
@@ -83,11 +83,12 @@ class TrialRunner:
             self._scheduler.call(self._warm_worker)
 
     def adopt(self, worker: Worker, *, closing: bool = True) -> None:
-        """Use a worker that exists already in place of one that would be started, and close it if `closing`."""
-        self._idle.get()
+        """Use a worker that exists already before one that would be started, and close it if `closing`."""
         if closing:
             self._workers.append(worker)
-        self._idle.put(worker)
+        _, *others = [self._idle.get() for _ in range(self._worker_count)]
+        for idle in (worker, *others):
+            self._idle.put(idle)
 
     def run_all(self, runs: Sequence[Runnable]) -> list[Answer]:
         """Return the answers of any runs."""

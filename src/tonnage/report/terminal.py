@@ -40,7 +40,7 @@ def render(estimate: Estimate, *, width: int = 100, colour: bool = False, unicod
 def render_advice(estimate: Estimate, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
     """Return the table of changes that were tried, as `render` would; empty if there is none."""
     canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
-    return draw(_advice(estimate, canvas), canvas) + _command(estimate)
+    return draw(_advice(estimate, canvas), canvas) + _command(estimate) if estimate.advice else ""
 
 
 def _command(estimate: Estimate) -> str:
@@ -177,7 +177,7 @@ def _advice(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
     if not estimate.advice:
         return
     yield title(wording.advice_title(estimate))
-    rows = _Rows(wording.ADVICE_HEADINGS, () if _has_all_columns(canvas) else (2, 4), wrapped=True)
+    rows = _Rows(wording.ADVICE_HEADINGS, () if _has_all_columns(canvas) else (3, 5), wrapped=True)
     for change, *cells in wording.advice_rows(estimate):
         rows.add(text(change, "bold"), *cells)
     yield rows.indent()

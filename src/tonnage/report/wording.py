@@ -216,17 +216,14 @@ def shown_peak(estimate: Estimate) -> Peak:
     return estimate.needed or estimate.peak
 
 
-ADVICE_HEADINGS: Final = ("change", "peak", "less by", "s a step", "mathematics")
+ADVICE_HEADINGS: Final = ("change", "fits", "peak", "less by", "s a step", "mathematics")
 """Headings of the table of changes that were tried."""
 
 
 def advice_title(estimate: Estimate) -> str:
-    """Return the title of the table of changes that were tried; empty if there is none."""
-    if not estimate.advice:
-        return ""
-    if not estimate.advice[0].fits:
-        return "Nothing that was tried fits; the nearest"
-    return "Changes that fit (each was run)" if not estimate.fits else "Changes that leave more room (each was run)"
+    """Return the title of the table of changes that were tried."""
+    what = "leaves more room" if estimate.fits else "would fit"
+    return f"What {what}: each of these was run"
 
 
 def advice_rows(estimate: Estimate) -> list[tuple[str, ...]]:
@@ -235,6 +232,7 @@ def advice_rows(estimate: Estimate) -> list[tuple[str, ...]]:
     return [
         (
             spell_change(advice.change),
+            "yes" if advice.fits else "no",
             format_gib(advice.peak_bytes),
             format_gib(advice.gain_bytes) if advice.gain_bytes > 0 else "-",
             f"{_format_optional(before)} -> {_format_optional(advice.step_seconds)}",
@@ -246,11 +244,12 @@ def advice_rows(estimate: Estimate) -> list[tuple[str, ...]]:
 
 def advice_note(estimate: Estimate) -> str:
     """Return the line above the command that gives the first row's answer."""
-    first, capacity = estimate.advice[0], capacity_bytes(estimate)
-    if first.fits:
+    missed = next((advice for advice in estimate.advice if not advice.fits), None)
+    capacity = capacity_bytes(estimate)
+    if missed is None or capacity is None:
         return "The first one again:"
-    short = f"{format_gib(max(first.peak_bytes - capacity, 0))} too much" if capacity else "too much"
-    return f"Still {short}; `tonnage plan` searches further. This one again:"
+    short = format_gib(max(missed.peak_bytes - capacity, 0))
+    return f"On these cards nothing that was tried fits; the nearest is {short} too large. The first one again:"
 
 
 def spell_change(change: Mapping[str, Any]) -> str:
