@@ -125,7 +125,7 @@ def test_attention_is_kept_because_the_script_chooses_it():
     assert ("attention", "efficient") in {
         (name, value) for _, name, value in advice._list_stronger(best, question.cluster)
     }
-    assert advice._has_no_setting("attention", "efficient", best.job, best.plan, known, question.cluster)
+    assert advice.has_no_setting("attention", "efficient", best.job, best.plan, known, question.cluster)
 
 
 def test_settings_without_a_flag_are_put_into_the_arguments(run):

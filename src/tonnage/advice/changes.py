@@ -141,16 +141,22 @@ def _change_activations(case: Case, peak: Peak) -> Iterator[Change]:
         yield Change(options={"cp": 2}, limit_bytes=_passing(peak) // 2, changes_mathematics=plan.shard != "none")
 
 
+def resize_batch(case: Case, micro_batch: int, peak: Peak) -> Change:
+    """Return a smaller micro-batch, which divides the present one, with the same global batch."""
+    job = case.job
+    parts = job.micro_batch // micro_batch
+    options: dict[str, Any] = {"micro_batch": micro_batch}
+    if job.global_batch_tokens is None:
+        options["grad_accum"] = job.grad_accum * parts
+    return Change(options=options, limit_bytes=_passing(peak) * (parts - 1) // parts)
+
+
 def _shrink_batch(case: Case, peak: Peak) -> Iterator[Change]:
     """Yield smaller micro-batches with the same global batch, then shorter sequences."""
     job = case.job
     smallest = job.micro_batch // (job.micro_batch & -job.micro_batch)  # without its factors of two
-    for size in dict.fromkeys((job.micro_batch // 2, smallest)) if smallest < job.micro_batch else ():
-        parts = job.micro_batch // size
-        options: dict[str, Any] = {"micro_batch": size}
-        if job.global_batch_tokens is None:
-            options["grad_accum"] = job.grad_accum * parts
-        yield Change(options=options, limit_bytes=_passing(peak) * (parts - 1) // parts)
+    if smallest < job.micro_batch:
+        yield from (resize_batch(case, size, peak) for size in dict.fromkeys((job.micro_batch // 2, smallest)))
     if job.micro_batch == 1 and job.seq_len // 2 >= SHORTEST and not job.lengths:
         shorter: dict[str, Any] = {"seq_len": job.seq_len // 2}
         yield Change(options=shorter, limit_bytes=_passing(peak) // 2, changes_mathematics=True)

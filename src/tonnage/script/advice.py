@@ -109,6 +109,8 @@ class Tried:
     """The command line with the settings."""
     environment: Mapping[str, str]
     """Variables to set for it."""
+    settings: Mapping[str, Any]
+    """All other settings that were changed, by their names."""
     arguments: Mapping[str, Any]
     """Settings to write into the script's own code; the run put them into the objects that the script makes."""
     in_code: tuple[str, ...]
@@ -247,7 +249,7 @@ def _try_plans(
         if not changes:
             return advice
         try:
-            advice = replace(advice, after=_try_changes(asked, facts, changes, progress))
+            advice = replace(advice, after=try_changes(asked, facts, changes, progress))
         except TrialFailed as error:
             return replace(advice, failed=(*failed, Refused(what=describe(best), why=str(error))))
         if advice.status == "found":
@@ -295,7 +297,7 @@ def _sort_by_effect(changes: tuple[Change, ...], before: Estimate, asked: Asked)
     return tuple(sorted(changes, key=lambda change: (change.costs_seconds or 0.0, -(change.saves_bytes or 0))))
 
 
-def _try_changes(asked: Asked, facts: Facts, changes: Sequence[Change], progress: Progress) -> Tried:
+def try_changes(asked: Asked, facts: Facts, changes: Sequence[Change], progress: Progress) -> Tried:
     """Run the script with the changes.  Raises TrialFailed if it fails with them."""
     settings = [setting for change in changes for setting in change.settings]
     command = list(asked.command)
@@ -314,6 +316,7 @@ def _try_changes(asked: Asked, facts: Facts, changes: Sequence[Change], progress
         estimate=estimate,
         command=tuple(command),
         environment=environment,
+        settings={setting.name: setting.after for setting in settings if setting.where != "environment"},
         arguments=arguments,
         in_code=tuple(_write_as_code(name, value, facts) for name, value in arguments.items()),
         not_taken=tuple(_list_not_taken(settings, after)),
@@ -361,7 +364,7 @@ def _list_unexpressed(best: Candidate, facts: Facts, question: Question, runner:
     others = {
         technique: replace(own, plan=replace(own.plan, **{name: value}))
         for technique, name, value in _list_stronger(best, question.cluster)
-        if _has_no_setting(name, value, best.job, replace(best.plan, **{name: value}), facts, question.cluster)
+        if has_no_setting(name, value, best.job, replace(best.plan, **{name: value}), facts, question.cluster)
     }
     needs = runner.probe([own, *others.values()], question.cluster)
     return tuple(
@@ -391,7 +394,7 @@ def _list_stronger(best: Candidate, cluster: Cluster) -> Iterator[tuple[str, str
             yield spell_option(name) if value is True else f"{spell_option(name)}={value}", name, value
 
 
-def _has_no_setting(name: str, value: Any, job: Job, plan: Plan, facts: Facts, cluster: Cluster) -> bool:
+def has_no_setting(name: str, value: Any, job: Job, plan: Plan, facts: Facts, cluster: Cluster) -> bool:
     """Return True if the script has no setting for a value."""
     if name == "attention":  # no flag of a Trainer or a launcher sets it
         return True
@@ -415,7 +418,7 @@ def _try_rungs(asked: Asked, facts: Facts, why: str, common: dict[str, Any], pro
     for rung in itertools.islice(list_rungs(facts, asked.command, fits=fits), MOST_RUNGS):
         words = "; ".join(str(setting) for change in rung for setting in change.settings)
         try:
-            after = _try_changes(asked, facts, rung, progress)
+            after = try_changes(asked, facts, rung, progress)
         except TrialFailed as error:
             failed.append(Refused(what=words, why=str(error)))
             continue
