@@ -20,6 +20,7 @@ from tonnage.errors import CannotEstimate, UsageError
 from tonnage.estimates.estimate import Peak
 from tonnage.job import Job
 from tonnage.mesh import SHARDING
+from tonnage.timing.scores import find_sparing_attention
 from tonnage.trainers.cases import check
 
 LEAST_PART: Final = 0.01
@@ -85,6 +86,7 @@ def list_changes(case: Case, peak: Peak) -> list[Change]:
     """Return single changes that may help: those that keep a step fast first, then those with the most at stake."""
     every = (
         *_change_loss(case, peak),
+        *_change_attention(case, peak),
         *_change_activations(case, peak),
         *_shrink_batch(case, peak),
         *_change_optimizer(case, peak),
@@ -121,6 +123,13 @@ def _change_loss(case: Case, peak: Peak) -> Iterator[Change]:
 def _text_part(case: Case) -> Mapping[str, Any]:
     part = case.job.model.config.get("text_config")
     return part if isinstance(part, Mapping) else {}
+
+
+def _change_attention(case: Case, peak: Peak) -> Iterator[Change]:
+    """Yield an attention that holds no scores where the present one holds them."""
+    sparing = find_sparing_attention(case)
+    if sparing is not None:
+        yield Change(options={"attention": sparing}, limit_bytes=_passing(peak))
 
 
 def _change_activations(case: Case, peak: Peak) -> Iterator[Change]:
