@@ -23,6 +23,8 @@ class Case:
     """One value of every technique."""
     cluster: Cluster
     """The GPUs, one per rank."""
+    assumed: tuple[str, ...] = ()
+    """What the user left out and was assumed, a sentence each."""
 
     @cached_property
     def mesh(self) -> Mesh:

@@ -29,20 +29,24 @@ def parse_bytes(text: str) -> int:
     return _parse(text, _BYTES, "a size such as 24GiB, 80GB or 512MiB", whole=False)
 
 
-def parse_count(text: str) -> int:
-    """Return the whole number that `4096`, `4k` or `4M` stands for (decimal multiples).  Raises UsageError."""
-    return _parse(text, _COUNT, "a whole number such as 4096 or 4M")
+def parse_count(text: str, least: int = 1) -> int:
+    """Return the whole number that `4096`, `4k` or `4M` stands for (decimal multiples), at least `least`.
+
+    Raises UsageError.
+    """
+    return _parse(text, _COUNT, "a whole number such as 4096 or 4M", least=least)
 
 
-def _parse(text: str, multiples: dict[str, int], expected: str, whole: bool = True) -> int:
+def _parse(text: str, multiples: dict[str, int], expected: str, whole: bool = True, least: int = 1) -> int:
     """Return the number in its base unit; a fraction of that unit is refused if `whole`, and cut off otherwise."""
     match = _NUMBER.fullmatch(text)
     if match is None or match[2].lower() not in multiples:
         raise UsageError(f"{text!r} is not {expected}.")
     multiple = multiples[match[2].lower()]
     value = Fraction(match[1]) * multiple
-    if value < 1 or (value.denominator > 1 and (whole or multiple == 1)):
-        raise UsageError(f"{text!r} is not {expected} above zero.")
+    if value < least or (value.denominator > 1 and (whole or multiple == 1)):
+        limit = "above zero" if least == 1 else f"of at least {least}"
+        raise UsageError(f"{text!r} is not {expected} {limit}.")
     return int(value)
 
 

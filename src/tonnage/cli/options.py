@@ -56,11 +56,14 @@ _POSITIONS: Final = {
 """The panel of each parameter, and its position in the panel."""
 
 
-def _parse_count(text: str) -> int:
-    try:
-        return parse_count(str(text))
-    except UsageError as error:
-        raise typer.BadParameter(str(error)) from error
+def _count_parser(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            return parse_count(str(text), least)
+        except UsageError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return parse
 
 
 def _parse_bytes(text: str) -> int:
@@ -70,9 +73,9 @@ def _parse_bytes(text: str) -> int:
         raise typer.BadParameter(str(error)) from error
 
 
-def count(name: str, text: str) -> Any:
-    """Return an option that takes a whole number such as 4096 or 4M."""
-    return typer.Option(name, help=text, metavar="N", parser=_parse_count)
+def count(name: str, text: str, least: int = 1) -> Any:
+    """Return an option that takes a whole number such as 4096 or 4M, and none below `least`."""
+    return typer.Option(name, help=text, metavar="N", parser=_count_parser(least))
 
 
 def in_panels(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -273,7 +276,7 @@ def _declare(name: str, option: Option, default: Any) -> tuple[Any, Any, Any]:
     if option.kind == "switch":
         return typer.Option(f"--{name}", help=option.help), bool, default
     if option.kind == "number":
-        return count(f"--{name}", option.help), int if default is not None else int | None, default
+        return count(f"--{name}", option.help, option.least), int if default is not None else int | None, default
     if option.kind == "amount":
         declaration = typer.Option(f"--{name}", help=option.help, metavar="NUMBER")
         return declaration, float if default is not None else float | None, default

@@ -35,7 +35,7 @@ from tonnage.units import format_gib
 
 SCHEMA_VERSION: Final = 1
 _TABLES: Final[Mapping[str, type]] = {"job": Job, "plan": Plan}
-_ALWAYS_WRITTEN: Final = ("seq_len", "micro_batch", "grad_accum", "precision")
+_ALWAYS_WRITTEN: Final = ("seq_len", "micro_batch", "grad_accum", "precision", "shard")
 """Fields that are written even if they have their default value."""
 
 _MOST_BYTES: Final = 2**20

@@ -10,12 +10,13 @@ from typing import Any
 from tonnage.case import Case, check_unused
 from tonnage.catalog.configurations import resolve
 from tonnage.catalog.families import learned_positions
-from tonnage.cluster import Cluster
+from tonnage.cluster import CPU, Cluster
 from tonnage.errors import UsageError
 from tonnage.job import Job, check_said, check_sequences, check_tokens
 from tonnage.plans import Plan
 from tonnage.step.heads import check_type
 from tonnage.trainers import engine_of
+from tonnage.units import pluralise
 
 
 def ask(
@@ -36,8 +37,30 @@ def ask(
     said = options if said is None else said
     full_job, full_plan = request(model, job, plan, offline=offline, **options)
     check_said(said if "method" in said else options, full_job)  # another method leaves the file's adapters unused
-    check_unused(said, full_plan, cluster.gpus)
-    return Case(full_job, full_plan, cluster)
+    case = Case(full_job, full_plan, cluster)
+    if plan is None and "shard" not in options:
+        case = _assume_ddp(case)
+    check_unused(said, case.plan, cluster.gpus)
+    return case
+
+
+def _assume_ddp(case: Case) -> Case:
+    """Return the case under DDP if several GPUs would else train copies that never exchange anything.
+
+    It is returned as it is where its engine or a technique does not run under DDP.
+    """
+    if case.plan.shard != "none" or case.cluster.device.id == CPU or case.mesh.data_parallel * case.mesh.cp == 1:
+        return case
+    assumed = replace(
+        case,
+        plan=replace(case.plan, shard="ddp"),
+        assumed=(
+            f"shard, which was not given: DDP (--shard ddp), in which each of {pluralise(case.cluster.gpus, 'GPU')} "
+            "holds the whole model and gradients are averaged; ZeRO divides the model's states among them: --shard "
+            "zero1 (optimizer states), zero2 (also gradients), zero3 (also parameters)",
+        ),
+    )
+    return case if any(not refusal.is_of_here for refusal in engine_of(assumed.plan).refusals(assumed)) else assumed
 
 
 def check(case: Case) -> None:
