@@ -15,9 +15,8 @@ import driver
 import events
 import isolated
 import torch
-from operations import Call, operations
-
 from exports import exported_symbols
+from operations import Call, operations
 
 TIMEOUT_SECONDS: Final = 60
 """For one fact that is one process."""

@@ -1,17 +1,24 @@
 """A job: one optimizer step of one model on batches of one shape."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypedDict, get_args
 
 from tonnage.errors import UnreadableFile, UsageError
 from tonnage.model import ModelRef
-from tonnage.options import check, fraction, names, number, parse_words, spell_option, word
+from tonnage.options import check, fraction, names, number, parse_words, repr_of_changes, spell_option, word
 from tonnage.units import pluralise
 
-METHODS: Final = ("full", "lora", "qlora")
+Method = Literal["full", "lora", "qlora"]
+METHODS: Final[tuple[str, ...]] = get_args(Method)
+
+Resume = Literal["none", "gpu", "cpu"]
+SaveCheckpoint = Literal["none", "full", "sharded"]
+
+Words = str | Sequence[str]
+"""Several words: in one text with commas between them, or a tuple or list."""
 
 IGNORED_LABEL: Final = -100
 """The label of tokens that the loss leaves out, as in torch's cross_entropy."""
@@ -32,13 +39,13 @@ them.
 _NO_MODEL: Final = ModelRef(name="", kind="config")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Job:
     """A model, what is trained of it, and the shape of its batches."""
 
     model: ModelRef = _NO_MODEL
     """The network; `tonnage.estimate` fills in the one that it is given."""
-    method: str = word(
+    method: Method = word(
         "full",
         "What is trained: all weights (full), LoRA adapters beside frozen weights (lora), or adapters beside frozen "
         "weights that bitsandbytes quantizes (qlora).",
@@ -75,21 +82,23 @@ class Job:
     generate: int | None = number(
         None, "Also generate this many tokens with a KV cache; they are the last tokens of sequences of --seq-len."
     )
-    resume: str = word(
+    resume: Resume = word(
         "none",
         "First load weights and optimizer states from a checkpoint: not (none), or by torch.load onto the GPU (gpu) "
         "or into host memory (cpu).",
-        ("none", "gpu", "cpu"),
+        get_args(Resume),
     )
-    save_checkpoint: str = word(
+    save_checkpoint: SaveCheckpoint = word(
         "none",
         "Also save weights and optimizer states to host memory: not (none), gathered (full), or the shard of each "
         "rank (sharded). No file is written.",
-        ("none", "full", "sharded"),
+        get_args(SaveCheckpoint),
     )
     global_batch_tokens: int | None = number(
         None, "Tokens in each optimizer step on all GPUs together: 4M. It sets --grad-accum."
     )
+
+    __repr__ = repr_of_changes
 
     def __post_init__(self) -> None:
         check(self)
@@ -109,6 +118,11 @@ class Job:
         object.__setattr__(self, "lengths", _read_lengths(self.lengths))
         if self.eval_logits is not None and self.eval_batch is None:
             raise UsageError("eval-logits applies to an evaluation; give eval-batch as well.")
+
+    def with_method(self, method: str) -> "Job":
+        """Return the job under another method.  Raises UsageError for an unknown one."""
+        changes: dict[str, Any] = {"method": method}
+        return replace(self, **changes)
 
     @property
     def tokens_per_micro_batch(self) -> int:
@@ -146,6 +160,33 @@ class Job:
             f"A global batch of {self.global_batch_tokens:,} tokens is no multiple of {at_once:,} ({many} x "
             f"{self.micro_batch} x {self.seq_len:,} tokens); possible: {nearest}."
         )
+
+
+class BatchOptions(TypedDict, total=False):
+    """The options of a Job without its method, as typed keywords."""
+
+    lora_rank: int
+    lora_targets: Words
+    lora_dropout: float
+    seq_len: int
+    images: int
+    image_size: str | None
+    micro_batch: int
+    grad_accum: int
+    packing: int | None
+    lengths: Words
+    eval_batch: int | None
+    eval_logits: int | None
+    generate: int | None
+    resume: Resume
+    save_checkpoint: SaveCheckpoint
+    global_batch_tokens: int | None
+
+
+class JobOptions(BatchOptions, total=False):
+    """The options of a Job as typed keywords, for functions that take options by name."""
+
+    method: Method
 
 
 def check_said(said: Mapping[str, Any], job: Job) -> None:

@@ -114,15 +114,27 @@ def _check(kind: type, values: Mapping[str, Any]) -> None:
             continue
         if option.kind == "word" and not (isinstance(value, str) and is_accepted(value, option.possible)):
             raise UsageError(f"Unknown {spell_option(name)} {value!r}; possible: {', '.join(option.possible)}.")
-        if option.kind == "number" and (type(value) is not int or value < option.least):
-            shown = repr(value) if isinstance(value, str) else value
-            raise UsageError(
-                f"{spell_option(name)} is {shown}; it must be a whole number of at least {option.least}."
-            )
+        if option.kind == "number":
+            check_number(name, value, option.least)
         if option.kind == "amount" and not is_amount(value):
-            raise UsageError(f"{spell_option(name)} is {value}; it must be a number above 0.")
-        if option.kind == "fraction" and not (isinstance(value, int | float) and 0 <= value < 1):
-            raise UsageError(f"{spell_option(name)} is {value}; it must be at least 0 and less than 1.")
+            raise UsageError(f"{spell_option(name)} is {value!r}; it must be a number above 0.")
+        if option.kind == "fraction" and not (is_number(value) and 0 <= value < 1):
+            raise UsageError(f"{spell_option(name)} is {value!r}; it must be at least 0 and less than 1.")
+        if option.kind == "switch":
+            check_switch(name, value)
+
+
+def check_switch(name: str, value: object) -> None:
+    """Raise UsageError for a value that is neither True nor False."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{spell_option(name)} is {value!r}; it must be True or False.")
+
+
+def check_number(name: str, value: object, least: int = 1) -> None:
+    """Raise UsageError for a value that is no whole number of at least `least`."""
+    if type(value) is not int or value < least:
+        shown = repr(value) if isinstance(value, str) else value
+        raise UsageError(f"{spell_option(name)} is {shown}; it must be a whole number of at least {least}.")
 
 
 _NO_OPTION: Final = None, None
@@ -133,6 +145,13 @@ _NO_OPTION: Final = None, None
 def _options_by_name(kind: Any) -> dict[str, tuple[Option | None, Any]]:
     """Return each option and its default by the field's name."""
     return {item.name: (option, item.default) for item, option in options(kind)}
+
+
+def repr_of_changes(value: Any) -> str:
+    """Return the `repr` of a dataclass with only the fields that differ from their defaults."""
+    changed = ((item.name, getattr(value, item.name), item.default) for item in fields(value))
+    shown = (f"{name}={content!r}" for name, content, default in changed if content != default)
+    return f"{type(value).__name__}({', '.join(shown)})"
 
 
 def parse_words(value: object) -> tuple[str, ...]:
@@ -149,7 +168,12 @@ def parse_words(value: object) -> tuple[str, ...]:
 
 def is_amount(value: object) -> TypeGuard[float]:
     """Return True for a finite number above zero."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+    return is_number(value) and 0 < value < float("inf")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return True for an int or a float, but not for a bool, which Python counts among the ints."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @lru_cache(maxsize=1024)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
+import textwrap
 import zipfile
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from tonnage.errors import UnreadableFile
+from tonnage.estimates.viewed import Viewed
 from tonnage.units import format_gib
 
 SCHEMA_VERSION: Final = 1
@@ -135,8 +137,12 @@ class Moment:
     """Optimizer steps completed before."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
+_LONGEST_SUBJECT: Final = 60
+"""Characters of a command in the one line that `repr` prints."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Estimate(Viewed):
     """The needs of one rank of a Job under a Plan on a Cluster; `ranks` lists each rank that was run."""
 
     source: str
@@ -223,12 +229,13 @@ class Estimate:
             return f"fits: {need} {where}".rstrip()
         return f"does not fit: out of memory in {self.oom.phase if self.oom else self.peak.phase} ({need} {where})"
 
-    notebook_view: ClassVar[Callable[[Estimate], str] | None] = None
-    """Renders an Estimate as HTML in notebooks; set by `tonnage.api`, because values do not know their views."""
-
-    def _repr_html_(self) -> str | None:
-        view = type(self).notebook_view
-        return None if view is None else view(self)
+    def summary(self) -> str:
+        """Return the subject and the verdict in one line."""
+        command = self.job.get("command")
+        subject = shlex.join(map(str, command)) if isinstance(command, list | tuple) else self.model.get("name")
+        gpus = self.cluster.get("gpus") or 1
+        cards = f"{gpus} x {self.cluster.get('gpu')}" if gpus != 1 else self.cluster.get("gpu")
+        return f"{textwrap.shorten(str(subject), _LONGEST_SUBJECT, placeholder='...')} on {cards}: {self.verdict()}"
 
 
 def _describe_damage(error: Exception) -> str:

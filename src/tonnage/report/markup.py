@@ -17,6 +17,7 @@ STYLE: Final = """
 .tonnage .answer { font-size: 17px; font-weight: 600; }
 .tonnage .fits { color: #009E73; } .tonnage .tight { color: #B77F00; } .tonnage .full { color: #D55E00; }
 .tonnage table { border-collapse: collapse; margin: 0; font-size: inherit; }
+.tonnage tr { background: none; }
 .tonnage th, .tonnage td { padding: .15em 1.2em .15em 0; text-align: left; vertical-align: top; background: none; }
 .tonnage th { font-weight: 400; opacity: .65; white-space: nowrap; }
 .tonnage .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
