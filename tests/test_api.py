@@ -40,8 +40,8 @@ def test_options_become_fields_of_job_and_plan() -> None:
 
 
 def test_an_unknown_option_lists_the_possible_ones() -> None:
-    with pytest.raises(UsageError, match=r"'seqlen'; possible: .*seq_len"):
-        request("gpt2", seqlen=512)
+    with pytest.raises(UsageError, match=r"'seq_lens'; close: .*; possible: .*seq_len"):
+        request("gpt2", seq_lens=512)
 
 
 def test_the_card_is_checked_before_anything_runs() -> None:

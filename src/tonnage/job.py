@@ -8,8 +8,8 @@ from typing import Any, Final, Literal, TypedDict, get_args
 
 from tonnage.errors import UnreadableFile, UsageError
 from tonnage.model import ModelRef
-from tonnage.options import check, fraction, names, number, parse_words, repr_of_changes, spell_option, word
-from tonnage.units import pluralise
+from tonnage.options import check, fraction, length, names, number, parse_words, repr_of_changes, spell_option, word
+from tonnage.units import parse_length, pluralise
 
 Method = Literal["full", "lora", "qlora"]
 METHODS: Final[tuple[str, ...]] = get_args(Method)
@@ -57,7 +57,7 @@ class Job:
         "Modules that get LoRA adapters: q_proj,v_proj; all-linear is every linear layer but the head.",
     )
     lora_dropout: float = fraction(0.0, "Dropout probability of the inputs of LoRA adapters, from 0 to below 1.")
-    seq_len: int = number(2048, "Tokens in each sequence. Models of images alone ignore it.")
+    seq_len: int = length(2048, "Tokens in each sequence. Models of images alone ignore it.")
     images: int = number(1, "Images in each sequence, for image-text models; 0 trains on text alone.", least=0)
     image_size: str | None = word(
         None,
@@ -72,14 +72,14 @@ class Job:
     )
     lengths: tuple[str, ...] = names(
         (),
-        "Sequence lengths to draw batches from: 512,1024,4096, or a file with one length a line. The first two steps "
+        "Sequence lengths to draw batches from: 512,1024,4k, or a file with one length a line. The first two steps "
         "use the longest.",
     )
     eval_batch: int | None = number(None, "Also run an evaluation, with this many sequences in one forward pass.")
     eval_logits: int | None = number(
         None, "Evaluation batches whose logits are kept on the GPU, as the Trainer does to compute metrics."
     )
-    generate: int | None = number(
+    generate: int | None = length(
         None, "Also generate this many tokens with a KV cache; they are the last tokens of sequences of --seq-len."
     )
     resume: Resume = word(
@@ -235,19 +235,23 @@ def _read_lengths(lengths: tuple[str, ...]) -> tuple[str, ...]:
     from tonnage.files import read_text
 
     texts = lengths
-    if len(lengths) == 1 and not _is_whole_number(lengths[0]):
+    if len(lengths) == 1 and not _is_length(lengths[0]):
         try:
             texts = tuple(read_text(Path(lengths[0]), _MOST_BYTES_OF_LENGTHS).split())
         except (OSError, ValueError, UnreadableFile) as error:
             raise UsageError(f"lengths: {lengths[0]} is neither a number nor a file that can be read.") from error
-    if (lengths and not texts) or not all(_is_whole_number(text) and int(text) > 0 for text in texts):
+    try:
+        numbers = tuple(str(parse_length(text)) for text in texts)
+    except UsageError:
+        numbers = ()
+    if lengths and not numbers:
         raise UsageError("lengths are whole numbers above zero, with commas between them or in a file, one a line.")
-    return texts
+    return numbers
 
 
-def _is_whole_number(text: str) -> bool:
-    """Return True for a whole number in at most 12 plain digits."""
-    return re.fullmatch("[0-9]{1,12}", text) is not None
+def _is_length(text: str) -> bool:
+    """Return True for a whole number such as 512 or 4k, which may be zero."""
+    return re.fullmatch("[0-9]{1,12}[kKmM]?", text) is not None
 
 
 def _read_round_number(tokens: int) -> Iterator[int]:

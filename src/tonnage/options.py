@@ -1,7 +1,7 @@
 """Options of a Job and a Plan: dataclass fields that carry their help text and the values they accept.
 
-A field made by `word`, `number`, `amount`, `fraction`, `names` or `switch` is an option of every command that takes a
-request:
+A field made by `word`, `number`, `length`, `amount`, `fraction`, `names` or `switch` is an option of every command
+that takes a request:
 
     tp: int = number(1, "Ranks that share each matrix.")
 
@@ -10,12 +10,14 @@ Python and the command line show the same help, and `check` is the only place th
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache, lru_cache
 from typing import Any, Final, TypeGuard, TypeVar
 
 from tonnage.errors import UsageError
-from tonnage.units import parse_bytes
+from tonnage.synonyms import find_value
+from tonnage.units import parse_bytes, parse_count, parse_length
 
 _KEY: Final = "option"
 _NUMBER: Final = re.compile(r"-[1-9][0-9]*$")
@@ -36,6 +38,12 @@ class Option:
     a number between 0 and 1, `WxH` for a width and a height."""
     least: int = 1
     """Smallest accepted number."""
+    is_length: bool = False
+    """True for tokens of a sequence, in which `8k` is 8,192."""
+
+    def parse_number(self, text: str) -> int:
+        """Return the whole number of a text such as 4096, 8k or 4M.  Raises UsageError."""
+        return parse_length(text, self.least) if self.is_length else parse_count(text, self.least)
 
 
 def word(default: str | None, help: str, possible: tuple[str, ...]) -> Any:
@@ -46,6 +54,11 @@ def word(default: str | None, help: str, possible: tuple[str, ...]) -> Any:
 def number(default: int | None, help: str, least: int = 1) -> Any:
     """Return a field whose value is a whole number; a default of None means that the option is not set."""
     return field(default=default, metadata={_KEY: Option(kind="number", help=help, least=least)})
+
+
+def length(default: int | None, help: str) -> Any:
+    """Return a field whose value is a number of tokens in a sequence."""
+    return field(default=default, metadata={_KEY: Option(kind="number", help=help, is_length=True)})
 
 
 def amount(default: float | None, help: str) -> Any:
@@ -113,15 +126,35 @@ def _check(kind: type, values: Mapping[str, Any]) -> None:
         if option is None or value is default:  # true of nearly all fields
             continue
         if option.kind == "word" and not (isinstance(value, str) and is_accepted(value, option.possible)):
-            raise UsageError(f"Unknown {spell_option(name)} {value!r}; possible: {', '.join(option.possible)}.")
+            raise unknown_word(name, value, option.possible)
         if option.kind == "number":
-            check_number(name, value, option.least)
+            _check_option_number(name, value, option)
         if option.kind == "amount" and not is_amount(value):
             raise UsageError(f"{spell_option(name)} is {value!r}; it must be a number above 0.")
         if option.kind == "fraction" and not (is_number(value) and 0 <= value < 1):
             raise UsageError(f"{spell_option(name)} is {value!r}; it must be at least 0 and less than 1.")
         if option.kind == "switch":
             check_switch(name, value)
+
+
+def unknown_word(name: str, value: object, possible: tuple[str, ...], where: str = "") -> UsageError:
+    """Return the error for a word that an option does not have, with the one that other programs spell so."""
+    option = spell_option(name)
+    known = find_value(option, value, possible) if isinstance(value, str) else None
+    meant = "" if known is None else f"; here it is {known.choices}"
+    return UsageError(f"Unknown {option} {value!r}{where}{meant}; possible: {', '.join(possible)}.")
+
+
+def _check_option_number(name: str, value: object, option: Option) -> None:
+    """Raise UsageError for a value that is no accepted number, with the number that a text such as 8k means."""
+    try:
+        check_number(name, value, option.least)
+    except UsageError as error:
+        hint = ""
+        if isinstance(value, str):
+            with suppress(UsageError):  # the text is no number at all
+                hint = f" Give {option.parse_number(value)}."
+        raise UsageError(f"{error}{hint}") from error
 
 
 def check_switch(name: str, value: object) -> None:

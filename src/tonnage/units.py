@@ -18,6 +18,7 @@ _BYTES = {
     **{"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
 }
 _COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
+_LENGTH = {"": 1, "k": KIB, "m": MIB}
 _NUMBER = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)\s*")
 
 
@@ -35,6 +36,14 @@ def parse_count(text: str, least: int = 1) -> int:
     Raises UsageError.
     """
     return _parse(text, _COUNT, "a whole number such as 4096 or 4M", least=least)
+
+
+def parse_length(text: str, least: int = 1) -> int:
+    """Return the tokens that `8192`, `8k` or `1M` stands for: lengths of sequences are counted in powers of two.
+
+    Raises UsageError.
+    """
+    return _parse(text, _LENGTH, "a whole number of tokens such as 8192 or 8k", least=least)
 
 
 def _parse(text: str, multiples: dict[str, int], expected: str, whole: bool = True, least: int = 1) -> int:

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from tonnage.catalog.spelling import normalise
+from tonnage.catalog.spelling import normalise, squeeze
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,12 @@ def model_names() -> list[str]:
 
 
 def find_model(name: str) -> Model | None:
-    """Return the model with this id, alias or Hub repository, compared exactly after lower-casing, or None."""
-    return _models_by_name().get(normalise(name))
+    """Return the model with this id, alias or Hub repository, compared exactly after lower-casing, or None.
+
+    A name without a Hub organisation may also differ in its dashes and dots: `llama3-8b` is `llama-3-8b`.
+    """
+    exact = _models_by_name().get(normalise(name))
+    return exact if exact is not None or "/" in name else _models_by_letters().get(squeeze(name))
 
 
 def known_model_names() -> Iterable[str]:
@@ -72,3 +76,13 @@ def _models_by_name() -> Mapping[str, Model]:
         for name in (model.id, *model.aliases, model.hub):
             by_name.setdefault(normalise(name), model)
     return by_name
+
+
+@cache
+def _models_by_letters() -> Mapping[str, Model]:
+    """Return the models by the letters and digits of their names, without those that several models share."""
+    named: dict[str, set[str]] = {}
+    for model in _models().values():
+        for name in (model.id, *model.aliases, model.hub):
+            named.setdefault(squeeze(name.rpartition("/")[2]), set()).add(model.id)
+    return {letters: _models()[ids.pop()] for letters, ids in named.items() if len(ids) == 1}

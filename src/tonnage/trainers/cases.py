@@ -10,11 +10,14 @@ from typing import Any
 from tonnage.case import Case, check_unused
 from tonnage.catalog.configurations import resolve
 from tonnage.catalog.families import learned_positions
+from tonnage.catalog.spelling import closest
 from tonnage.cluster import CPU, Cluster
 from tonnage.errors import UsageError
 from tonnage.job import Job, check_said, check_sequences, check_tokens
+from tonnage.options import spell_option
 from tonnage.plans import Plan
 from tonnage.step.heads import check_type
+from tonnage.synonyms import find_option, is_without_effect
 from tonnage.trainers import engine_of
 from tonnage.units import pluralise
 
@@ -42,6 +45,18 @@ def ask(
         case = _assume_ddp(case)
     check_unused(said, case.plan, cluster.gpus)
     return case
+
+
+def _unknown_option(name: str, possible: set[str]) -> UsageError:
+    """Return the error for an option of Python that does not exist, with the one that other programs call so."""
+    known = find_option(name)
+    if known is not None:
+        return UsageError(f"Unknown option {name!r}; here it is {known.in_python}.")
+    if is_without_effect(name):
+        return UsageError(f"Unknown option {name!r}; neither memory nor seconds depend on it: leave it out.")
+    near = [option.replace("-", "_") for option in closest(name, map(spell_option, sorted(possible)))]
+    hint = f"close: {', '.join(near)}; " if near else ""
+    return UsageError(f"Unknown option {name!r}; {hint}possible: {', '.join(sorted(possible))}.")
 
 
 def _assume_ddp(case: Case) -> Case:
@@ -88,7 +103,7 @@ def request(
     plan_fields = {item.name for item in fields(Plan)}
     unknown = sorted(set(options) - job_fields - plan_fields)
     if unknown:
-        raise UsageError(f"Unknown option {unknown[0]!r}; possible: {', '.join(sorted(job_fields | plan_fields))}.")
+        raise _unknown_option(unknown[0], job_fields | plan_fields)
     for value, kind, example in ((job, Job, "seq_len=8192"), (plan, Plan, 'shard="zero3"')):
         if value is not None and not isinstance(value, kind):
             was, name = type(value).__name__, kind.__name__
