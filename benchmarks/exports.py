@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.plans import Plan
-from tonnage.trainers import export as exports
-from tonnage.trainers import packages
+from tonnage.trainers import packages, targets
 
 TINY = {
     "model_type": "llama",
@@ -203,7 +202,7 @@ def main() -> None:
     for network, name, gpus, job, plan in (*(("llama", *case) for case in CASES), *FAMILIES, *SEEING):
         if wanted and name not in wanted:
             continue
-        if missing := packages.missing(exports.target(name).packages):
+        if missing := packages.missing(targets.find_target(name).packages):
             print(f"{name}: left out, {', '.join(missing)} not installed", file=sys.stderr)
             continue
         with tempfile.TemporaryDirectory() as folder:
@@ -212,7 +211,7 @@ def main() -> None:
 
 def row(folder: Path, name: str, gpus: str, job: dict[str, Any], plan: dict[str, Any], network: str = "llama") -> str:
     """One line of the table."""
-    to = exports.target(name)
+    to = targets.find_target(name)
     equip(folder, NETWORKS[network])
     model = TITANS if (network, name) == ("llama", "torchtitan") else "./tiny"
     (folder / "plan.toml").write_text(plan_file(model, gpus, job, plan))
@@ -232,7 +231,7 @@ def row(folder: Path, name: str, gpus: str, job: dict[str, Any], plan: dict[str,
     return f"| `{name}`{kind} | {gpus} | {said} | {' | '.join(numbers)} |"
 
 
-def engine(to: exports.Target, plan: dict[str, Any]) -> str:
+def engine(to: targets.Target, plan: dict[str, Any]) -> str:
     """Whose estimate is to be the same."""
     return to.engine or (to.base_engine(Plan(**plan)) if to.base_engine else "tonnage")
 

@@ -26,11 +26,11 @@ from tonnage.planner.fit import fits, host_bytes
 from tonnage.planner.nearest import list_smallest
 from tonnage.planner.probe import Need
 from tonnage.planner.question import Question
+from tonnage.planner.search_space import OFFLOADS
 from tonnage.planner.solution import Candidate
 from tonnage.planner.trial_runner import TrialRunner
-from tonnage.planner.values import OFFLOADS
 from tonnage.plans import Plan
-from tonnage.shallow.few import roomy
+from tonnage.shallow.depths import roomy
 from tonnage.units import GIB, count, format_gib, parse_bytes
 
 NETWORKS = (

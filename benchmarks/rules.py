@@ -174,7 +174,7 @@ def counted(model: str, tokens: int, checkpointing: str) -> int:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from tonnage.meta import recording as record
+    from tonnage.meta import recording
     from tonnage.techniques import build
     from tonnage.trainers.cases import request
 
@@ -187,7 +187,7 @@ def counted(model: str, tokens: int, checkpointing: str) -> int:
         attention="eager",  # whose products torch's counter knows; those of the CPU's fused attention it does not
         checkpointing=checkpointing,
     )
-    with record.recording(torch.device("cpu"), 2**50):
+    with recording.recording(torch.device("cpu"), 2**50):
         ready = build(job, plan, device="cpu")
         with FlopCounterMode(display=False) as counter:
             ready.micro_batch(ready.next_batch())

@@ -23,7 +23,7 @@ import psutil
 
 from tonnage.catalog.devices import parse_cluster
 from tonnage.cluster import Cluster
-from tonnage.estimates import cache as shelf
+from tonnage.estimates import cache
 from tonnage.estimates.estimate import Estimate
 from tonnage.planner.describe import describe
 from tonnage.planner.probe import Need
@@ -155,13 +155,13 @@ def loop_seconds() -> float:
 @contextmanager
 def empty_cache() -> Iterator[None]:
     """Keep traces in a temporary folder."""
-    folder = shelf.folder
+    folder = cache.folder
     with tempfile.TemporaryDirectory() as temporary:
-        shelf.folder = lambda: Path(temporary)  # type: ignore[assignment]
+        cache.folder = lambda: Path(temporary)  # type: ignore[assignment]
         try:
             yield
         finally:
-            shelf.folder = folder
+            cache.folder = folder
 
 
 def cpu_seconds() -> float:

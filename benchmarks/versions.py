@@ -18,7 +18,7 @@ from typing import Any
 
 import tonnage
 from tonnage.case import Case
-from tonnage.catalog import configurations as modelref
+from tonnage.catalog import configurations
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import TonnageError
 from tonnage.estimates import predict
@@ -26,8 +26,8 @@ from tonnage.estimates.summary import Run
 from tonnage.estimates.timeline import timeline
 from tonnage.job import Job
 from tonnage.plans import Plan
-from tonnage.script import dry_run as dryrun
-from tonnage.shallow.few import with_layers
+from tonnage.script import dry_run
+from tonnage.shallow.depths import with_layers
 from tonnage.trainers.cases import request
 from tonnage.units import MIB
 from tonnage.workers.worker import Worker
@@ -100,7 +100,7 @@ def cell(run: Callable[[], Run], facts: dict[str, str]) -> str:
 def estimates(version: str | None, facts: dict[str, str]) -> Iterator[tuple[str, str]]:
     """Every job of JOBS in one warm worker."""
     with Worker(version) as worker:
-        model = modelref.resolve(MODEL)
+        model = configurations.resolve(MODEL)
         for name, (gpu, method, plan) in JOBS.items():
             job = Job(model=model, seq_len=1024).with_method(method)
             cluster = parse_cluster(gpu)
@@ -113,7 +113,7 @@ def script(version: str | None, facts: dict[str, str]) -> Iterator[tuple[str, st
         catalog = Path(tonnage.__file__).parent / "catalog" / "configs" / f"{SMALL}.json"
         shutil.copy(catalog, Path(folder) / "config.json")
         command = [sys.executable, str(EXAMPLE), folder]
-        yield SCRIPT, cell(lambda: dryrun.run(command, parse_cluster(ONE), torch_version=version), facts)
+        yield SCRIPT, cell(lambda: dry_run.run(command, parse_cluster(ONE), torch_version=version), facts)
 
 
 def techniques(version: str | None) -> Iterator[str]:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tonnage.errors import GhostUnavailable
-from tonnage.estimates import cache as shelf
+from tonnage.estimates import cache
 from tonnage.ghost import process, wheel
 from tonnage.ghost.wheel import Torch
 from tonnage.workers.worker import Worker
@@ -65,7 +65,7 @@ def _own_shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What this process estimates is run, not remembered from an earlier session."""
     folder = tmp_path_factory.mktemp("shelf")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shelf, "folder", lambda: folder)
+        patch.setattr(cache, "folder", lambda: folder)
         yield
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from tonnage.job import Job
-from tonnage.meta import recording as record
+from tonnage.meta import recording
 from tonnage.plans import Plan
 from tonnage.techniques import build
 
@@ -60,7 +60,7 @@ def measured(job: Job, plan: Plan, count: int = 2, **ranks: Any) -> tuple[Bounda
 def predicted(job: Job, plan: Plan, count: int = 2, **ranks: Any) -> tuple[Boundaries, int]:
     """Return the same for the step recorded without computing."""
     boundaries: Boundaries = []
-    with record.recording(torch.device("cpu"), 2**40) as (recorder, _watch):
+    with recording.recording(torch.device("cpu"), 2**40) as (recorder, _watch):
 
         def reached(name: str) -> None:
             recorder.settle()

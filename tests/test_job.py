@@ -11,7 +11,7 @@ from networks import tiny_job
 from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import UsageError
-from tonnage.job import Job, check_prompt, check_said, check_sequences
+from tonnage.job import Job, check_prompt, check_sequences, check_stated
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
 from tonnage.trainers.cases import check
@@ -93,24 +93,24 @@ def test_lengths_are_plain_numbers(text: str) -> None:
 def test_options_of_quantized_weights_need_method_qlora(said: dict[str, Any]) -> None:
     for method in ("full", "lora"):
         with pytest.raises(UsageError, match=f"only applies to quantized weights, and method {method} has none"):
-            check_said(said, tiny_job("llama", method=method))
-    check_said(said, tiny_job("llama", method="qlora"))
+            check_stated(said, tiny_job("llama", method=method))
+    check_stated(said, tiny_job("llama", method="qlora"))
 
 
 def test_lengths_are_cut_only_at_a_seq_len_that_was_given() -> None:
     job = tiny_job("llama", seq_len=64, lengths=("32", "128"))
     with pytest.raises(UsageError, match=r"lengths go up to 128 tokens, .* give seq-len 128 to cut none"):
-        check_said({"lengths": "32,128"}, job)
-    check_said({"lengths": "32,128", "seq_len": 64}, job)
-    check_said({"lengths": "32,64"}, tiny_job("llama", seq_len=64, lengths=("32", "64")))
+        check_stated({"lengths": "32,128"}, job)
+    check_stated({"lengths": "32,128", "seq_len": 64}, job)
+    check_stated({"lengths": "32,64"}, tiny_job("llama", seq_len=64, lengths=("32", "64")))
 
 
 @pytest.mark.parametrize(("said", "of"), [({"images": 2}, "images"), ({"image_size": "100x100"}, "image-size")])
 def test_a_text_network_takes_no_images(said: dict[str, Any], of: str) -> None:
     with pytest.raises(UsageError, match=f"{of} only applies to images, and llama reads none; leave it out"):
-        check_said(said, tiny_job("llama", **said))
+        check_stated(said, tiny_job("llama", **said))
     for name in ("llava", "vit", "qwen2_5_vl", "mllama"):
-        check_said(said, tiny_job(name))
+        check_stated(said, tiny_job(name))
 
 
 @pytest.mark.parametrize(

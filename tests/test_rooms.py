@@ -1,6 +1,7 @@
 """The order of rooms: each imports only from those listed before it, wherever in a file the import stands."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,3 +72,31 @@ def test_no_module_has_the_name_of_a_public_function():
     """Python sets an imported module as an attribute of the package, where it would replace the function."""
     functions = {name for name in tonnage.__all__ if name.islower()}
     assert functions & {path.stem for path in PACKAGE.iterdir()} == set()
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+
+
+def named_files() -> Iterator[tuple[str, Path]]:
+    """Yield the files that the tables of the architecture page name, each with the folder of its row.
+
+    That is the folder of the row's room, or of the first path in the row.
+    """
+    tables = PAGE[PAGE.index("| room | what it is for") : PAGE.index("## Interfaces")]
+    for row in (line for line in tables.splitlines() if line.startswith("| ")):
+        names = re.findall(r"`([\w/]+\.(?:py|toml|h))`", row)
+        room = re.match(r"\| `(\w+/)`", row)
+        folder = PACKAGE / room[1] if room else (PACKAGE / names[0]).parent if names else PACKAGE
+        yield from ((name, folder) for name in names)
+
+
+def test_the_architecture_page_names_files_that_exist():
+    named = list(named_files())
+    assert len(named) > 30
+    assert [name for name, folder in named if not ((PACKAGE / name).is_file() or (folder / name).is_file())] == []
+
+
+def test_the_architecture_page_lists_the_rooms_in_their_order():
+    table = PAGE[PAGE.index("| room | what it is for") : PAGE.index("## One question")]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert re.findall(r"`(\w+)/?`", " ".join(rows)) == list(ROOMS)

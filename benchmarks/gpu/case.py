@@ -13,7 +13,7 @@ from models import model
 from tonnage.job import Job
 from tonnage.options import options, spell_option
 from tonnage.plans import Plan
-from tonnage.techniques import chosen as techniques
+from tonnage.techniques import select_techniques
 from tonnage.trainers import engine_of
 from tonnage.trainers.loop.run import TONNAGE
 from tonnage.units import GIB
@@ -56,7 +56,7 @@ class Case:
     @property
     def libraries(self) -> tuple[str, ...]:
         """Optional modules that it takes, to be imported before a process is forked for it."""
-        of_techniques = (name for technique in techniques(self.job, self.plan) for name in technique.libraries)
+        of_techniques = (name for technique in select_techniques(self.job, self.plan) for name in technique.libraries)
         return tuple(dict.fromkeys((*of_techniques, *engine_of(self.plan).imports)))
 
     def lacking(self) -> str | None:

@@ -22,8 +22,8 @@ from case import Case
 from kernels import kernels_of
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from tonnage.step import events as occasions
-from tonnage.step import model as models
+from tonnage.step import events as step_events
+from tonnage.step import model
 from tonnage.step.step import ReadyStep
 from tonnage.step.world import World
 from tonnage.techniques import build
@@ -62,17 +62,17 @@ class Phases:
     def __init__(self) -> None:
         self.of_step: dict[str, dict[str, int]] = {}
         self._running: str | None = None
-        self._occasion = ""
+        self._event = ""
 
-    def occasion(self, name: str) -> None:
+    def set_event(self, name: str) -> None:
         """What happens besides steps is one phase, whatever is marked in it; with an empty name it is over."""
-        self._occasion = ""
+        self._event = ""
         self.mark(name or None)
-        self._occasion = name
+        self._event = name
 
     def mark(self, name: str | None) -> None:
         """The running phase ends and `name` begins; None: nothing is running."""
-        if self._occasion:
+        if self._event:
             return
         if self._running is not None:
             stats = torch.cuda.memory_stats()
@@ -198,7 +198,7 @@ def _without_garbage(source: str) -> Iterator[None]:
 
     A trainer that looks for those (DeepSpeed, Megatron) would then leave its steps out.
     """
-    build = models.build
+    build = model.build
 
     def zeroed(*given: Any, **named: Any) -> torch.nn.Module:
         network = build(*given, **named)
@@ -207,11 +207,11 @@ def _without_garbage(source: str) -> Iterator[None]:
                 getattr(parameter, "ds_tensor", parameter).zero_()  # the part that DeepSpeed's stage 3 leaves
         return network
 
-    models.build = zeroed if source == "real" else build
+    model.build = zeroed if source == "real" else build
     try:
         yield
     finally:
-        models.build = build
+        model.build = build
 
 
 class TrainerSteps:
@@ -314,7 +314,7 @@ def _memory_steps(
         began = time.perf_counter()
 
     unhook = _hook(ready, phases)
-    occasions.listen(phases.occasion)
+    step_events.listen(phases.set_event)
     try:
         ready.run(MEMORY_STEPS, on_step)
     finally:

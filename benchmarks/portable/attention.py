@@ -10,7 +10,7 @@ from itertools import product
 
 import torch
 
-from tonnage.meta.choices import CUDNN, EFFICIENT, FLASH, MATH, chosen
+from tonnage.meta.choices import CUDNN, EFFICIENT, FLASH, MATH, choose_kernel
 
 KERNELS = {0: MATH, 1: FLASH, 2: EFFICIENT, 3: CUDNN}
 """torch's enum SDPBackend (ATen/native/transformers/sdp_utils_cpp.h)."""
@@ -38,7 +38,7 @@ def main() -> None:
             mask = torch.empty(2, 1, asking, asked, dtype=mask_dtype, device="cuda") if kind else None
             gqa = groups != 8
             torchs = KERNELS[torch._fused_sdp_choice(query, key, value, mask, dropout, causal, enable_gqa=gqa)]
-            ours = chosen(query, key, value, mask, dropout, causal, gqa, capability)
+            ours = choose_kernel(query, key, value, mask, dropout, causal, gqa, capability)
             count += 1
             if ours != torchs:
                 wrong.append(

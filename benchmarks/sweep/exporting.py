@@ -18,9 +18,8 @@ from benchmarks.sweep.cases import Case
 from tonnage.case import Case as TrainingCase
 from tonnage.errors import TonnageError, UsageError
 from tonnage.options import options
-from tonnage.script import dry_run as dryrun
-from tonnage.trainers import export as exports
-from tonnage.trainers import reading
+from tonnage.script import dry_run
+from tonnage.trainers import reading, targets
 
 if TYPE_CHECKING:
     from benchmarks.sweep.ways import Asking
@@ -44,7 +43,7 @@ def exported(asking: Asking, one: Case, _: Run) -> list[str]:
     problems = []
     with tempfile.TemporaryDirectory() as home:
         (Path(home) / "config.json").write_text(json.dumps(one.job.model.config))
-        for target in exports.TARGETS:
+        for target in targets.TARGETS:
             made = _made(one, target, home)
             asking.asked[f"{'exported' if made else 'not exported'} to {target.name}"] += 1
             if made is not None:
@@ -52,15 +51,15 @@ def exported(asking: Asking, one: Case, _: Run) -> list[str]:
     return problems
 
 
-def _made(one: Case, target: exports.Target, folder: str) -> exports.Export | None:
+def _made(one: Case, target: targets.Target, folder: str) -> targets.Export | None:
     """The case in a target's words; None where it is refused."""
     try:
-        return exports.export(TrainingCase(one.job, one.plan, one.cluster), folder, target)
+        return targets.export_plan(TrainingCase(one.job, one.plan, one.cluster), folder, target)
     except UsageError:
         return None
 
 
-def _misread(made: exports.Export, one: Case, home: Path) -> Iterator[str]:
+def _misread(made: targets.Export, one: Case, home: Path) -> Iterator[str]:
     instead = {item.option.replace("-", "_"): item.instead for item in made.unexpressed}
     wished = {**vars(one.job), **vars(one.plan), **instead}
     for file in made.files:
@@ -88,7 +87,7 @@ def _read_as(name: str, value: Any, wished: dict[str, Any]) -> bool:
 def dropped(_: Asking, one: Case, __: Run) -> list[str]:
     """Each option of the case taken back: every export changes, or had listed it as one that it cannot say."""
     problems = []
-    for target in exports.TARGETS:
+    for target in targets.TARGETS:
         made = _made(one, target, "/")
         if made is None:
             continue
@@ -101,7 +100,7 @@ def dropped(_: Asking, one: Case, __: Run) -> list[str]:
     return problems
 
 
-def _listed(made: exports.Export) -> set[str]:
+def _listed(made: targets.Export) -> set[str]:
     return {item.option.replace("-", "_") for item in made.unexpressed}
 
 
@@ -121,7 +120,7 @@ def _means_nothing(one: Case, name: str) -> bool:
     usual = {"base_dtype": one.plan.compute_dtype, "weights_dtype": "fp32", "engine": one.plan.engine}
     return (
         (name.startswith("lora_") and one.job.method == "full")
-        or (name in exports.QUANTIZED and one.job.method != "qlora")
+        or (name in targets.QUANTIZED and one.job.method != "qlora")
         or getattr(one.plan, name, None) == usual.get(name, ())
     )
 
@@ -132,7 +131,7 @@ def delivered(asking: Asking, one: Case, _: Run) -> list[str] | None:
     Only scripts of ours (networks that write), and plans that the trainer has words for.
     """
     rank = 0 if one.cluster.gpus > 1 else None
-    for target in exports.TARGETS:
+    for target in targets.TARGETS:
         if target.engine != one.plan.engine or not target.scripted:
             continue
         with tempfile.TemporaryDirectory() as home, contextlib.chdir(home):
@@ -144,13 +143,13 @@ def delivered(asking: Asking, one: Case, _: Run) -> list[str] | None:
     return None
 
 
-def _run(made: exports.Export, one: Case, rank: int | None) -> Run:
+def _run(made: targets.Export, one: Case, rank: int | None) -> Run:
     """What the exported command does in this folder, without weights."""
     for file in made.files:
         Path(file.name).write_text(file.text)
     variables, words = launched(shlex.split(made.command.replace("MACHINE", "0")))
     told = {**os.environ, **variables}
-    return dryrun.run([*words, "--random-weights"], one.cluster, rank=rank, variables=told, seconds=False)
+    return dry_run.run([*words, "--random-weights"], one.cluster, rank=rank, variables=told, seconds=False)
 
 
 def _more_or_less(estimated: Peak, found: Peak) -> Iterator[str]:

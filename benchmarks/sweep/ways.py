@@ -20,15 +20,14 @@ from tonnage.case import Case as TrainingCase
 from tonnage.catalog.conventions import conventions_of
 from tonnage.catalog.devices import parse_cluster, spell_cluster
 from tonnage.errors import CannotEstimate, TonnageError, UsageError
-from tonnage.estimates import archive as saved
-from tonnage.estimates import predict, sources
+from tonnage.estimates import archive, predict, sources
 from tonnage.estimates.estimate import CATEGORIES, Estimate
 from tonnage.estimates.summary import Run
 from tonnage.options import options, replace_checked, spell_option
-from tonnage.planner import plan_file as planfile
+from tonnage.planner import plan_file
 from tonnage.planner.solution import Candidate, Choice
 from tonnage.plans import Plan
-from tonnage.shallow.few import depths_to_continue
+from tonnage.shallow.depths import choose_depths_to_continue
 from tonnage.trainers import ENGINES
 from tonnage.trainers.cases import request
 from tonnage.units import MIB
@@ -139,7 +138,7 @@ def repeated(asking: Asking, one: Case, whole: Run) -> list[str] | None:
 def continued(asking: Asking, one: Case, whole: Run) -> list[str] | None:
     """The step of a deep network from networks of a few layers."""
     made, more = predict.usual_steps(TrainingCase(one.job, one.plan, one.cluster))
-    if not more or depths_to_continue(one.job, one.plan) is None:
+    if not more or choose_depths_to_continue(one.job, one.plan) is None:
         return None
     found = asking.run(one, steps=made, repeated=more, few_layers=True)
     if not found.traces[0].layers:
@@ -212,9 +211,9 @@ def kept(_: Asking, one: Case, whole: Run) -> list[str]:
     """Saved and loaded again; a plan.toml written and read again."""
     with tempfile.TemporaryDirectory() as home:
         path = Path(home) / "run.tonnage"
-        saved.save(path, whole.estimate, whole.traces)
-        problems = list(differences(whole.estimate.to_json(), saved.load_estimate(path).to_json(), "saved"))
-        traces = {trace.rank: trace for trace in saved.load_traces(path)}
+        archive.save(path, whole.estimate, whole.traces)
+        problems = list(differences(whole.estimate.to_json(), archive.load_estimate(path).to_json(), "saved"))
+        traces = {trace.rank: trace for trace in archive.load_traces(path)}
         if any(traces[trace.rank].event_columns != trace.event_columns for trace in whole.traces):
             problems.append("saved traces")
         if Estimate.from_json(whole.estimate.to_json()) != whole.estimate:
@@ -227,8 +226,8 @@ def _read_again(one: Case, whole: Run, home: Path) -> list[str]:
     config.write_text(json.dumps(one.job.model.config))
     choice = Choice(name="drawn", candidate=Candidate(job=one.job, plan=one.plan), estimate=whole.estimate)
     gpu, memory = spell_cluster(one.cluster)
-    file.write_text(planfile.text(choice, gpu=gpu, gpu_memory_bytes=memory, model=str(config)))
-    read = planfile.read(file)
+    file.write_text(plan_file.text(choice, gpu=gpu, gpu_memory_bytes=memory, model=str(config)))
+    read = plan_file.read(file)
     job, plan = request(read.model, offline=True, **read.options)
     problems = list(differences(asdict(one.plan), asdict(plan), "plan"))
     problems += differences(asdict(replace(one.job, model=job.model)), asdict(job), "job")

@@ -10,7 +10,7 @@ from benchmarks.time import blind
 from benchmarks.time.rows import Row
 
 from tonnage.timing.software import Software
-from tonnage.timing.timing import timing
+from tonnage.timing.timing import time_step
 
 Judged = tuple[Row, float, Software]
 """A row, its error (predicted / measured - 1), and the Software whose interval is stated for it."""
@@ -44,7 +44,7 @@ def shares(found: Iterable[Judged]) -> list[Share]:
 
 
 def _inside(row: Row, error: float, software: Software) -> bool:
-    told = timing(row.shape, row.work, row.cluster, software)
+    told = time_step(row.shape, row.work, row.cluster, software)
     return told.low_seconds <= told.step_seconds / (1 + error) <= told.high_seconds
 
 

@@ -10,7 +10,7 @@ from statistics import median
 from benchmarks.time.rows import Row
 
 from tonnage.timing.software import Software
-from tonnage.timing.timing import timing
+from tonnage.timing.timing import time_step
 
 CAP = 0.7
 """Above this distance (a factor of two) a row counts no more: something happened there that no mechanism here has."""
@@ -44,7 +44,7 @@ Weight = Callable[[Row], float]
 
 def predicted(row: Row, software: Software) -> float:
     """Seconds of a row's step."""
-    return timing(row.shape, row.work, row.cluster, software).step_seconds
+    return time_step(row.shape, row.work, row.cluster, software).step_seconds
 
 
 def distance(rows: Sequence[Row], software: Software, weight: Weight = lambda row: 1.0) -> float:

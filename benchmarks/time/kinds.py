@@ -17,7 +17,7 @@ from benchmarks.gpu.packed import unpack
 from benchmarks.time.calibration import known
 from benchmarks.time.rows import OWN, UNSEEN, Row, own
 
-from tonnage.timing.timing import Timing, timing
+from tonnage.timing.timing import Timing, time_step
 
 RECORDED = (OWN, UNSEEN)
 
@@ -81,7 +81,7 @@ def _said(row: Row, factor: str) -> float:
     """Seconds that the card's tables say of a kind: what a step's grow by if they count once more."""
     plain = replace(known("eager"), kernel_seconds=0.0, again_seconds=0.0)
     counted: list[dict[str, Any]] = [{factor: times} for times in (1, 2)]
-    once, twice = (_on_card(timing(row.shape, row.work, row.cluster, replace(plain, **one))) for one in counted)
+    once, twice = (_on_card(time_step(row.shape, row.work, row.cluster, replace(plain, **one))) for one in counted)
     return twice - once
 
 

@@ -62,7 +62,7 @@ def _counted(record: dict[str, Any], worker: Worker) -> Seen | str:
     if plan.compile != "none" or plan.optimizer_offload != "none" or plan.param_offload != "none":
         return f"{record['case']}: compiled, or updated on the host"
     try:
-        worked = worker.worked(job, plan, card(record))
+        worked = worker.count_operations(job, plan, card(record))
     except TonnageError as error:
         return f"{record['case']}: {error}"
     seconds = record["timing"]["median_seconds"]

@@ -73,7 +73,7 @@ def estimate(
     _check_numbers(gpus=gpus, steps=steps)
     cluster = _parse_gpus(cluster if gpu is None else gpu, gpus, gpu_memory)
     return predict.answer(
-        cases.ask(model, cluster, options, job=job, plan=plan, offline=offline),
+        cases.make_case(model, cluster, options, job=job, plan=plan, offline=offline),
         rank=rank,
         steps=steps,
         torch_version=torch_version,

@@ -189,28 +189,28 @@ class JobOptions(BatchOptions, total=False):
     method: Method
 
 
-def check_said(said: Mapping[str, Any], job: Job) -> None:
+def check_stated(stated: Mapping[str, Any], job: Job) -> None:
     """Raise UsageError for an option that the user gave and that has no meaning for the job.
 
     These are options of adapters, quantized weights or images, and lengths that the default seq-len would cut.
     """
-    idle = [name for name in ("lora_rank", "lora_targets", "lora_dropout") if name in said and job.method == "full"]
+    idle = [name for name in ("lora_rank", "lora_targets", "lora_dropout") if name in stated and job.method == "full"]
     if idle:
         raise UsageError(
             f"{spell_option(idle[0])} only applies to adapters, and method full has none; "
             "choose method lora or qlora, or leave it out."
         )
-    idle = [name for name in ("quant", "unquantized_dtype") if name in said and job.method != "qlora"]
+    idle = [name for name in ("quant", "unquantized_dtype") if name in stated and job.method != "qlora"]
     if idle:
         reason = f"{spell_option(idle[0])} only applies to quantized weights, and method {job.method} has none"
         raise UsageError(f"{reason}; choose method qlora, or leave it out.")
     longest = max(map(int, job.lengths), default=0)
-    if "lengths" in said and "seq_len" not in said and longest > job.seq_len:
+    if "lengths" in stated and "seq_len" not in stated and longest > job.seq_len:
         raise UsageError(
             f"lengths go up to {longest:,} tokens, and sequences are cut at seq-len, which was not given and is "
             f"{job.seq_len:,}; give seq-len {longest} to cut none."
         )
-    idle = [name for name in ("images", "image_size") if name in said and not _may_read_images(job.model)]
+    idle = [name for name in ("images", "image_size") if name in stated and not _may_read_images(job.model)]
     if idle:
         raise UsageError(
             f"{spell_option(idle[0])} only applies to images, and {job.model.name} reads none; leave it out."

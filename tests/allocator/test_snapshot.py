@@ -25,8 +25,8 @@ from tonnage.allocator import (
     follow,
     replay,
     snapshot,
+    unpickle,
 )
-from tonnage.allocator import unpickle as pickled
 from tonnage.allocator.snapshot import DeviceMemory, Frame, Snapshot
 from tonnage.errors import CannotEstimate, UnreadableFile
 from tonnage.trace.trace import Event
@@ -348,13 +348,13 @@ PLAIN = st.recursive(
 @given(value=PLAIN, protocol=st.sampled_from([2, 3, 4, 5]))
 def test_plain_values_are_read_like_pickle(value: Any, protocol: int) -> None:
     data = pickle.dumps(value, protocol=protocol)
-    assert pickled.load(data) == pickle.load(io.BytesIO(data))
+    assert unpickle.load(data) == pickle.load(io.BytesIO(data))
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_value_or_refused(data: bytes) -> None:
     try:
-        pickled.load(data)
+        unpickle.load(data)
     except UnreadableFile as error:
         message = str(error)
     else:

@@ -163,10 +163,10 @@ def test_what_happens_besides_steps_is_one_phase(peaks: dict[str, int]) -> None:
     phases = Phases()
     phases.mark("optimizer")
     peaks["value"] = 4
-    phases.occasion("generate")
+    phases.set_event("generate")
     peaks["value"] = 2
     phases.mark("forward")
-    phases.occasion("")
+    phases.set_event("")
     phases.mark("forward")
     peaks["value"] = 3
     phases.mark(None)

@@ -25,7 +25,7 @@ from tonnage.timing.kinds import read_shape
 from tonnage.timing.operations import Slice
 from tonnage.timing.rates import card, seconds
 from tonnage.timing.software import Software
-from tonnage.timing.timing import timing
+from tonnage.timing.timing import time_step
 from tonnage.timing.work import Work
 
 
@@ -298,7 +298,7 @@ def test_optimizers_take_as_long_as_in_their_recorded_steps():
         if of_bitsandbytes.fullmatch(record.get("case", "")):
             (job, plan), cluster = asked(record), card_of(record)
             shape = read_shape(job.model.config)
-            found = timing(shape, Work.of(job, plan, cluster), cluster, known("eager"))
+            found = time_step(shape, Work.of(job, plan, cluster), cluster, known("eager"))
             off[plan.optimizer] = found.step_seconds / record["timing"]["median_seconds"] - 1
     assert set(off) == {"lion", "lion-8bit", "adamw-8bit", "paged-adamw", "paged-adamw-8bit"}
     assert max(abs(part) for part in off.values()) < 0.07, off
@@ -312,7 +312,7 @@ def test_steps_with_the_loss_in_slices_are_met() -> None:
             record = json.loads(line)
             if "/loss-chunked" in record.get("case", "") and record.get("timing"):
                 (job, plan), cluster = asked(record), card_of(record)
-                found = timing(read_shape(job.model.config), Work.of(job, plan, cluster), cluster, known("eager"))
+                found = time_step(read_shape(job.model.config), Work.of(job, plan, cluster), cluster, known("eager"))
                 off[record["case"]] = found.step_seconds / record["timing"]["median_seconds"] - 1
     assert sum(case.endswith("engine-trl") for case in off) == 2
     assert len(off) == 6
@@ -336,7 +336,7 @@ def test_compiled_steps_that_taught_nothing_are_as_far_off_as_the_docs_say():
         record = json.loads(line)
         if "/compile-" in record["case"] and record.get("timing"):
             (job, plan), cluster = asked(record), card_of(record)
-            found = timing(read_shape(job.model.config), Work.of(job, plan, cluster), cluster, known("eager"))
+            found = time_step(read_shape(job.model.config), Work.of(job, plan, cluster), cluster, known("eager"))
             off[record["case"]] = found.step_seconds / record["timing"]["median_seconds"] - 1
     assert set(TAUGHT) <= set(off)
     others = sorted(abs(part) for case, part in off.items() if case not in TAUGHT)
@@ -362,7 +362,7 @@ def test_steps_that_gave_a_constant_are_met() -> None:
         end = record.get("case", "").partition("/")[2]
         if end in GAVE:
             (job, plan), cluster = asked(record), card_of(record)
-            found = timing(read_shape(job.model.config), Work.of(job, plan, cluster), cluster, known("eager"))
+            found = time_step(read_shape(job.model.config), Work.of(job, plan, cluster), cluster, known("eager"))
             off[GAVE[end]] = found.step_seconds / record["timing"]["median_seconds"] - 1
     assert set(off) == set(GAVE.values())
     assert max(abs(part) for part in off.values()) < 0.1, off

@@ -50,7 +50,7 @@ def test_command_and_options_reach_the_advice(tonnage: Any, asked: Any) -> None:
     question = asked["asked"]
     assert question.command == [sys.executable, "train.py", "--gpu", "x", "--help"]
     assert (question.without, question.headroom, question.timeout_seconds) == (("precision",), 0.1, 9.0)
-    assert question.said == {"checkpointing": "full"}
+    assert question.stated == {"checkpointing": "full"}
     assert "NOT PLANNED" in ended.out
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import estimates
 from tonnage import files
 from tonnage.errors import UnreadableFile, UnwritableFile
-from tonnage.estimates import archive as saved
+from tonnage.estimates import archive
 from tonnage.estimates.estimate import Estimate
 from tonnage.recorder.tonnage_recorder.layout import EVENT_COLUMNS
 from tonnage.report import html, terminal
@@ -45,30 +45,30 @@ def small_trace(rank: int = 0) -> Trace:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("saved") / "run.tonnage"
-    saved.save(path, estimates.full_card(), (small_trace(1), small_trace(0)))
+    archive.save(path, estimates.full_card(), (small_trace(1), small_trace(0)))
     return path.read_bytes()
 
 
 @pytest.mark.parametrize("make", [estimates.fitting, estimates.full_card, estimates.scripted])
 def test_what_was_saved_comes_back(make, tmp_path):
     path = tmp_path / "run.tonnage"
-    saved.save(path, make(), (small_trace(1), small_trace(0)))
+    archive.save(path, make(), (small_trace(1), small_trace(0)))
     # JSON knows no tuples, so those within the free-form fields come back as lists: there are none here.
-    assert saved.load_estimate(path) == make()
-    assert saved.load_traces(path) == (small_trace(0), small_trace(1))
+    assert archive.load_estimate(path) == make()
+    assert archive.load_traces(path) == (small_trace(0), small_trace(1))
 
 
 def test_without_traces(tmp_path):
-    saved.save(tmp_path / "run", estimates.fitting())
-    assert saved.load_traces(tmp_path / "run") == ()
+    archive.save(tmp_path / "run", estimates.fitting())
+    assert archive.load_traces(tmp_path / "run") == ()
 
 
 def read_everything(path: Path) -> None:
     """Load and show, as `tonnage report` does."""
-    estimate = saved.load_estimate(path)
+    estimate = archive.load_estimate(path)
     terminal.render(estimate)
     html.page(estimate)
-    saved.load_traces(path)
+    archive.load_traces(path)
 
 
 @settings(max_examples=150)
@@ -131,8 +131,8 @@ def test_any_value_anywhere_is_refused_or_can_be_shown(where, value, tmp_path):
         place = place[key]
     place[where[-1]] = value
     path = tmp_path / "odd"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("estimate.json", json.dumps(document))
+    with zipfile.ZipFile(path, "w") as members:
+        members.writestr("estimate.json", json.dumps(document))
     try:
         read_everything(path)
     except UnreadableFile as error:
@@ -144,13 +144,13 @@ def test_other_files(content, tmp_path):
     path = tmp_path / "other"
     path.write_bytes(content)
     with pytest.raises(UnreadableFile, match="not a file that tonnage saved"):
-        saved.load_estimate(path)
+        archive.load_estimate(path)
 
 
 def test_missing_file_and_folder(tmp_path):
     for path in (tmp_path / "none", tmp_path, tmp_path / ("n" * 300)):
         with pytest.raises(UnreadableFile):
-            saved.load_estimate(path)
+            archive.load_estimate(path)
 
 
 class Bomb:
@@ -164,12 +164,12 @@ class Bomb:
 
 
 @pytest.mark.parametrize(
-    ("member", "load"), [("estimate.json", saved.load_estimate), ("rank0/trace.json", saved.load_traces)]
+    ("member", "load"), [("estimate.json", archive.load_estimate), ("rank0/trace.json", archive.load_traces)]
 )
 def test_nothing_is_unpickled(member, load, tmp_path):
     path = tmp_path / "run"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(member, pickle.dumps(Bomb(tmp_path / "exploded")))
+    with zipfile.ZipFile(path, "w") as members:
+        members.writestr(member, pickle.dumps(Bomb(tmp_path / "exploded")))
     with pytest.raises(UnreadableFile):
         load(path)
     assert not (tmp_path / "exploded").exists()
@@ -177,18 +177,18 @@ def test_nothing_is_unpickled(member, load, tmp_path):
 
 def test_zip_bombs_are_refused_by_what_they_claim(tmp_path):
     path = tmp_path / "bomb"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("estimate.json", b" " * (65 * 2**20))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as members:
+        members.writestr("estimate.json", b" " * (65 * 2**20))
     with pytest.raises(UnreadableFile, match="limit is 64 MiB"):
-        saved.load_estimate(path)
+        archive.load_estimate(path)
 
 
 def test_traces_that_claim_too_much_are_refused(tmp_path, monkeypatch):
     path = tmp_path / "run"
-    saved.save(path, estimates.fitting(), (small_trace(),))
-    monkeypatch.setattr(saved, "_MAX_BYTES", 1000)
+    archive.save(path, estimates.fitting(), (small_trace(),))
+    monkeypatch.setattr(archive, "_MAX_BYTES", 1000)
     with pytest.raises(UnreadableFile, match="the limit is 1000"):
-        saved.load_traces(path)
+        archive.load_traces(path)
 
 
 @pytest.mark.parametrize(
@@ -205,19 +205,19 @@ def test_traces_that_claim_too_much_are_refused(tmp_path, monkeypatch):
 )
 def test_seconds_that_are_no_numbers_are_refused(changed, tmp_path):
     path, estimate = tmp_path / "run", timed()
-    saved.save(path, replace(estimate, time={**estimate.time, **changed}))
+    archive.save(path, replace(estimate, time={**estimate.time, **changed}))
     with pytest.raises(UnreadableFile, match=f"time: {next(iter(changed))} is .*, and no number from 0 on"):
-        saved.load_estimate(path)
+        archive.load_estimate(path)
 
 
 def test_what_a_damaged_archive_holds_is_not_printed(tmp_path):
     path = tmp_path / "run"
-    saved.save(path, estimates.fitting())
+    archive.save(path, estimates.fitting())
     content = bytearray(path.read_bytes())
     content[27] ^= 1 << 6  # the length of the member's name
     path.write_bytes(content)
     with pytest.raises(UnreadableFile) as caught:
-        saved.load_estimate(path)
+        archive.load_estimate(path)
     assert len(str(caught.value)) < 400
 
 
@@ -226,8 +226,8 @@ def test_escape_sequences_in_a_saved_file_do_not_reach_the_terminal(tmp_path):
     estimate = estimates.fitting()
     curve = tuple(replace(moment, phase=hostile) for moment in estimate.curve)
     assert curve
-    saved.save(path, replace(estimate, model={"name": hostile}, notes=("\x1b[1m",), curve=curve))
-    estimate = saved.load_estimate(path)
+    archive.save(path, replace(estimate, model={"name": hostile}, notes=("\x1b[1m",), curve=curve))
+    estimate = archive.load_estimate(path)
     assert "\x1b" not in terminal.render(estimate)
     assert "\x1b" not in html.page(estimate)
     assert "<script>" not in html.fragment(estimate)
@@ -243,9 +243,9 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch)
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(saved.traces_format, "write", full)
+    monkeypatch.setattr(archive.traces_format, "write", full)
     with pytest.raises(UnwritableFile, match="No space left on device"):
-        saved.save(path, estimates.fitting(), (small_trace(),))
+        archive.save(path, estimates.fitting(), (small_trace(),))
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["run"]
 
@@ -264,7 +264,7 @@ def test_an_interrupted_save_leaves_nothing(tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_device_is_written_in_place():
     with pytest.raises(UnwritableFile, match="No space left"):
-        saved.save(Path("/dev/full"), estimates.fitting())
+        archive.save(Path("/dev/full"), estimates.fitting())
     assert not Path("/dev/full").is_file()
 
 
@@ -293,21 +293,21 @@ def test_what_cannot_be_written_is_known_before_the_work(tmp_path):
 )
 def test_what_is_wrong_is_said_in_words_of_a_reader(document, words, tmp_path):
     path = tmp_path / "odd"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("estimate.json", json.dumps(document))
+    with zipfile.ZipFile(path, "w") as members:
+        members.writestr("estimate.json", json.dumps(document))
     with pytest.raises(UnreadableFile, match=words) as caught:
-        saved.load_estimate(path)
+        archive.load_estimate(path)
     assert not any(word in str(caught.value) for word in ("Error", "NoneType", "attribute", "None"))
 
 
 def test_its_own_files_are_known(tmp_path):
     path = tmp_path / "run"
-    assert not saved.is_saved(path)
+    assert not archive.is_saved(path)
     for content in (b"", b"print()", b"PK\x05\x06" + bytes(18), b"PK\x05\x06" + b"x" * 40):
         path.write_bytes(content)
-        assert not saved.is_saved(path)
-    saved.save(path, estimates.fitting())
-    assert saved.is_saved(path)
+        assert not archive.is_saved(path)
+    archive.save(path, estimates.fitting())
+    assert archive.is_saved(path)
 
 
 def test_random_bytes_are_never_anything_else_than_unreadable(tmp_path):
@@ -316,4 +316,4 @@ def test_random_bytes_are_never_anything_else_than_unreadable(tmp_path):
         path = tmp_path / "noise"
         path.write_bytes(b"PK\x05\x06" + source.randbytes(length))
         with pytest.raises(UnreadableFile):
-            saved.load_estimate(path)
+            archive.load_estimate(path)

@@ -11,13 +11,12 @@ import pytest
 
 from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
-from tonnage.estimates import cache as shelf
-from tonnage.estimates import predict
+from tonnage.estimates import cache, predict
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
 from tonnage.recorder.tonnage_recorder.layout import EVENT_COLUMNS
-from tonnage.trace import trace as traces
+from tonnage.trace import trace
 from tonnage.trace.trace import Mark, Trace
 from tonnage.workers.worker import request
 
@@ -53,20 +52,20 @@ class Counting:
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Provide an empty cache."""
     folder = tmp_path / "traces"
-    monkeypatch.setattr(shelf, "folder", lambda: folder)
+    monkeypatch.setattr(cache, "folder", lambda: folder)
     return folder
 
 
 def key(job: Job = JOB, plan: Plan | None = None, gpu: str = "t4", version: str | None = None, **options: int) -> str:
     asked = request(job, plan or Plan(), parse_cluster(gpu), **{"rank": 0, "steps": 3, **options})
-    found = shelf.key(asked, version)
+    found = cache.key(asked, version)
     assert found is not None
     return found
 
 
 def test_what_was_kept_is_found_as_it_was() -> None:
-    shelf.keep(key(), TRACE)
-    assert shelf.find(key()) == TRACE
+    cache.keep(key(), TRACE)
+    assert cache.find(key()) == TRACE
 
 
 def test_only_the_same_question_has_the_same_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,52 +102,52 @@ def test_another_installed_version_is_another_question(tmp_path: Path, monkeypat
 def test_libraries_in_flux_and_factories_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = request(JOB, Plan(), CARD, rank=0, steps=3)
     factory = ModelRef(name="mine:net", kind="factory", factory="mine:net")
-    assert shelf.key(request(replace(JOB, model=factory), Plan(), CARD, rank=0, steps=3)) is None
+    assert cache.key(request(replace(JOB, model=factory), Plan(), CARD, rank=0, steps=3)) is None
     info = tmp_path / "transformers-99.0.dist-info"
     info.mkdir()
     (info / "direct_url.json").write_text(json.dumps({"url": "file:///src", "dir_info": {"editable": True}}))
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert shelf.key(asked) is None
+    assert cache.key(asked) is None
 
 
 def test_a_damaged_trace_is_run_again_and_replaced(own_folder: Path) -> None:
-    shelf.keep(key(), TRACE)
+    cache.keep(key(), TRACE)
     (file,) = own_folder.iterdir()
     file.write_bytes(file.read_bytes()[:-100])
-    assert shelf.find(key()) is None
-    shelf.keep(key(), TRACE)
-    assert shelf.find(key()) == TRACE
+    assert cache.find(key()) is None
+    cache.keep(key(), TRACE)
+    assert cache.find(key()) == TRACE
 
 
 def test_what_was_not_used_for_longest_goes_first(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [key(steps=steps) for steps in (1, 2, 3)]
-    shelf.keep(keys[0], TRACE)
+    cache.keep(keys[0], TRACE)
     (file,) = own_folder.iterdir()
-    monkeypatch.setattr(shelf, "MOST_BYTES", 2 * file.stat().st_size)
-    shelf.keep(keys[1], TRACE)
-    assert shelf.find(keys[0]) is not None  # used after the second was kept
-    shelf.keep(keys[2], TRACE)
-    assert [shelf.find(each) is not None for each in keys] == [True, False, True]
+    monkeypatch.setattr(cache, "MOST_BYTES", 2 * file.stat().st_size)
+    cache.keep(keys[1], TRACE)
+    assert cache.find(keys[0]) is not None  # used after the second was kept
+    cache.keep(keys[2], TRACE)
+    assert [cache.find(each) is not None for each in keys] == [True, False, True]
 
 
 def test_the_shelf_is_not_looked_through_for_each_trace(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
-    make_room = shelf._make_room
-    monkeypatch.setattr(shelf, "_make_room", lambda: (looks.append(1), make_room()))
-    shelf.keep(key(), TRACE)
+    make_room = cache._make_room
+    monkeypatch.setattr(cache, "_make_room", lambda: (looks.append(1), make_room()))
+    cache.keep(key(), TRACE)
     (file,) = own_folder.iterdir()
-    monkeypatch.setattr(shelf, "MOST_BYTES", 10 * file.stat().st_size)
-    monkeypatch.setattr(shelf, "_CHECKS_PER_CAPACITY", 2)  # each time that half of it was added
+    monkeypatch.setattr(cache, "MOST_BYTES", 10 * file.stat().st_size)
+    monkeypatch.setattr(cache, "_CHECKS_PER_CAPACITY", 2)  # each time that half of it was added
     for steps in range(2, 20):
-        shelf.keep(key(steps=steps), TRACE)
+        cache.keep(key(steps=steps), TRACE)
     assert 1 < len(looks) < 6
     assert 10 <= len(list(own_folder.iterdir())) <= 15
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing(own_folder: Path) -> None:
     own_folder.write_text("a file where the folder should be")
-    shelf.keep(key(), TRACE)
-    assert shelf.find(key()) is None
+    cache.keep(key(), TRACE)
+    assert cache.find(key()) is None
 
 
 def test_a_repeated_estimate_runs_nothing_and_says_so() -> None:
@@ -166,17 +165,17 @@ def test_a_repeated_estimate_runs_nothing_and_says_so() -> None:
 def test_a_file_that_a_worker_has_written_is_taken_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "trace"
     with zipfile.ZipFile(file, "w") as archive:
-        traces.write(TRACE, archive)
+        trace.write(TRACE, archive)
     written = file.read_bytes()
-    shelf.keep("a", TRACE, file)
+    cache.keep("a", TRACE, file)
     assert not file.exists()
-    assert shelf.find("a") == TRACE
-    assert (shelf.folder() / "a.trace").read_bytes() == written
+    assert cache.find("a") == TRACE
+    assert (cache.folder() / "a.trace").read_bytes() == written
 
 
 def test_where_it_cannot_be_moved_it_is_written(tmp_path: Path) -> None:
-    shelf.keep("a", TRACE, tmp_path / "on another disk")
-    assert shelf.find("a") == TRACE
+    cache.keep("a", TRACE, tmp_path / "on another disk")
+    assert cache.find("a") == TRACE
 
 
 def test_fresh_runs_again() -> None:

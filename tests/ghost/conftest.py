@@ -20,7 +20,7 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import TonnageError
 from tonnage.estimates.summary import Run
 from tonnage.ghost.wheel import Torch
-from tonnage.script import dry_run as dryrun
+from tonnage.script import dry_run as dry_run_module
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 
@@ -33,7 +33,7 @@ class Answer:
     """The Estimate and Traces; None when it failed."""
     error: TonnageError | None
     """Why it failed."""
-    said: tuple[dict[str, Any], ...]
+    printed: tuple[dict[str, Any], ...]
     """The JSON lines that the program printed."""
     output: str
     """Everything it printed."""
@@ -77,7 +77,7 @@ def _run(
     done, error = None, None
     with stderr_into() as heard:
         try:
-            done = dryrun.run(
+            done = dry_run_module.run(
                 command,
                 parse_cluster(gpu),
                 steps=steps,
@@ -90,7 +90,7 @@ def _run(
             error = reason
     output = heard.read_text(errors="replace")
     heard.unlink()
-    return Answer(run=done, error=error, said=json_objects(output), output=output)
+    return Answer(run=done, error=error, printed=json_objects(output), output=output)
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,7 @@ def flops(worked: StepOperations) -> Counter[str]:
 @pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
 def test_products_are_those_that_torch_counts_on_the_cpu(worker: Worker, name: str) -> None:
     job, plan = tiny_job(name), Plan(precision="fp32", attention="eager")
-    found = flops(worker.worked(job, plan, CARD))
+    found = flops(worker.count_operations(job, plan, CARD))
     with FlopCounterMode(display=False) as counter:
         build(job, plan, device="cpu").run(1)
     assert sum(found.values()) == counter.get_total_flops()
@@ -50,7 +50,7 @@ def test_products_are_those_that_torch_counts_on_the_cpu(worker: Worker, name: s
 
 
 def test_all_that_a_step_launches_is_an_operations_or_known_to_be_none(worker: Worker) -> None:
-    worked = worker.worked(tiny_job("llama"), Plan(), CARD)
+    worked = worker.count_operations(tiny_job("llama"), Plan(), CARD)
     inside = {place for _, first, last in worked.places() for place in range(first, last)}
     launched = [place for place, record in enumerate(worked.records()) if record.kind in LAUNCHED]
     assert len(launched) > 100
@@ -59,8 +59,8 @@ def test_all_that_a_step_launches_is_an_operations_or_known_to_be_none(worker: W
 
 
 def test_layers_that_run_again_do_so_in_their_own_phase(worker: Worker) -> None:
-    plain = flops(worker.worked(tiny_job("llama"), Plan(), CARD))
-    again = flops(worker.worked(tiny_job("llama"), Plan(checkpointing="full"), CARD))
+    plain = flops(worker.count_operations(tiny_job("llama"), Plan(), CARD))
+    again = flops(worker.count_operations(tiny_job("llama"), Plan(checkpointing="full"), CARD))
     assert plain["recompute"] == 0
     assert 0 < again["recompute"] < again["forward"] == plain["forward"]
     assert again["backward"] == plain["backward"]
@@ -68,7 +68,7 @@ def test_layers_that_run_again_do_so_in_their_own_phase(worker: Worker) -> None:
 
 def test_bytes_of_the_optimizer_are_those_of_its_weights(worker: Worker) -> None:
     """A fused AdamW reads weight, gradient and two states, and writes three of them: 28 bytes a weight."""
-    worked = worker.worked(tiny_job("llama"), Plan(optimizer="adamw-fused"), CARD)
+    worked = worker.count_operations(tiny_job("llama"), Plan(optimizer="adamw-fused"), CARD)
     moved = sum(one.bytes for one in operations(worked) if one.name == "_fused_adamw_")
     parameters = estimate(Case(tiny_job("llama"), Plan(), CARD), worker=worker).estimate.model["parameters"]
     assert moved == pytest.approx(28 * parameters, rel=0.01)
@@ -77,12 +77,12 @@ def test_bytes_of_the_optimizer_are_those_of_its_weights(worker: Worker) -> None
 def test_divided_weights_are_counted_as_this_rank_has_them(worker: Worker) -> None:
     """FSDP2's and tensor parallelism's tensors do their operations by plain ones."""
     cluster = parse_cluster("4xh200")
-    whole = flops(worker.worked(tiny_job("llama"), Plan(), CARD))
-    sharded = worker.worked(tiny_job("llama"), Plan(shard="zero3"), cluster)
+    whole = flops(worker.count_operations(tiny_job("llama"), Plan(), CARD))
+    sharded = worker.count_operations(tiny_job("llama"), Plan(shard="zero3"), cluster)
     assert flops(sharded) == whole
     names = {record.name for record in sharded.records() if record.kind == COLLECTIVE}
     assert names == {"AllGather", "ReduceScatter"}
-    halved = flops(worker.worked(tiny_job("llama"), Plan(tp=2), replace(cluster, gpus_per_node=2)))
+    halved = flops(worker.count_operations(tiny_job("llama"), Plan(tp=2), replace(cluster, gpus_per_node=2)))
     assert sum(halved.values()) == pytest.approx(sum(whole.values()) / 2, rel=0.01)
 
 

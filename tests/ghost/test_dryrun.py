@@ -17,9 +17,9 @@ from commands import TONNAGE
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import TrialFailed, UsageError
 from tonnage.ghost import process
-from tonnage.script import dry_run as dryrun
+from tonnage.script import dry_run as dry_run_module
 from tonnage.script import ending
-from tonnage.script.records import Records, collect_records
+from tonnage.script.process_results import ProcessResults, collect_results
 from tonnage.trace.trace import Trace
 
 pytestmark = pytest.mark.ghost
@@ -70,7 +70,7 @@ def test_a_script_that_crashes_early_without_having_read_a_value_is_run_once(dry
 def test_a_script_that_hangs_says_how_far_it_came(torch_build: Any, tmp_path: Path) -> None:
     variables = process.environment(torch=torch_build, watch_into=tmp_path, steps=20)
     with (
-        dryrun._open_stop_pipe(tmp_path) as ask,
+        dry_run_module._open_stop_pipe(tmp_path) as ask,
         subprocess.Popen(
             [sys.executable, UNUSUAL, "hangs"], env=variables, stdout=subprocess.PIPE, text=True
         ) as hanging,
@@ -79,12 +79,12 @@ def test_a_script_that_hangs_says_how_far_it_came(torch_build: Any, tmp_path: Pa
         try:
             assert any(line == "hangs\n" for line in hanging.stdout)
             ask()
-            dryrun._wait_for_traces(tmp_path, 300.0)
+            dry_run_module._wait_for_traces(tmp_path, 300.0)
         finally:
             hanging.kill()
-    records = collect_records(tmp_path)
-    assert [(trace.steps, trace.outcome["kind"]) for trace in records.traces] == [(4, "stopped")]
-    (note,) = ending.judge(["python"], records, None, 20, 30.0)
+    results = collect_results(tmp_path)
+    assert [(trace.steps, trace.outcome["kind"]) for trace in results.traces] == [(4, "stopped")]
+    (note,) = ending.judge(["python"], results, None, 20, 30.0)
     assert "stopped after 30 s, when 4 of 20 optimizer steps were done" in note
     assert "unusual.py:" in note, "where it hung"
 
@@ -127,8 +127,11 @@ def test_a_function_that_is_missed_when_it_is_called_is_named(dry_run: Any, unbo
 )
 def test_what_the_loader_has_ended_is_known_by_its_exit_code(ended: int | None, message: str, unbound: bool) -> None:
     failed = ({"message": message, "error": "ChildFailedError", "stack": []},) if message else ()
-    records = Records(traces=(), others=(), cut_off=(), names={}, failed=failed)
-    assert dryrun._lacks_function(dryrun.Attempt(command=["x"], ended=ended, records=records, cards=())) is unbound
+    results = ProcessResults(traces=(), others=(), cut_off=(), names={}, failed=failed)
+    assert (
+        dry_run_module._lacks_function(dry_run_module.Attempt(command=["x"], ended=ended, results=results, cards=()))
+        is unbound
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,7 @@ def test_what_the_loader_has_ended_is_known_by_its_exit_code(ended: int | None, 
 )
 def test_what_fails_before_it_uses_the_gpu(torch_build: Any, code: str, said: str) -> None:
     with pytest.raises(TrialFailed, match=re.escape(said)):
-        dryrun.run([sys.executable, "-c", code], parse_cluster("t4"))
+        dry_run_module.run([sys.executable, "-c", code], parse_cluster("t4"))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +161,7 @@ def test_what_fails_before_it_uses_the_gpu(torch_build: Any, code: str, said: st
 )
 def test_a_python_that_does_not_find_the_ghost(torch_build: Any, command: list[str]) -> None:
     with pytest.raises(TrialFailed, match=r"exit code 0\. No Python that it started found the ghost: .*env -i"):
-        dryrun.run(command, parse_cluster("t4"))
+        dry_run_module.run(command, parse_cluster("t4"))
 
 
 def test_another_allocator_than_pytorchs_is_not_followed(dry_run: Any) -> None:
@@ -166,17 +169,17 @@ def test_another_allocator_than_pytorchs_is_not_followed(dry_run: Any) -> None:
     message = failed(dry_run("unusual.py", "exits", variables=asynchronous))
     assert message.startswith("The command allocates with cudaMallocAsync. A dry-run follows PyTorch's caching alloc")
     with pytest.raises(UsageError, match="PYTORCH_NO_CUDA_MEMORY_CACHING is set"):
-        dryrun.run([sys.executable], parse_cluster("t4"), variables={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+        dry_run_module.run([sys.executable], parse_cluster("t4"), variables={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
 
 
 def test_a_script_that_hangs_early_has_no_answer(torch_build: Any) -> None:
-    records = Records(
+    results = ProcessResults(
         traces=(Trace(source="ghost", versions={}, device={}, steps=1),), others=(), cut_off=(), names={}
     )
     with pytest.raises(TrialFailed, match=r"when 1 of 3 optimizer steps were done .* --timeout"):
-        ending.judge(["python"], records, None, 3, 30.0)
+        ending.judge(["python"], results, None, 3, 30.0)
     with pytest.raises(TrialFailed, match="had not used the GPU until then"):
-        ending.judge(["python"], Records(traces=(), others=(), cut_off=(), names={}), None, 3, 30.0)
+        ending.judge(["python"], ProcessResults(traces=(), others=(), cut_off=(), names={}), None, 3, 30.0)
 
 
 def test_a_script_that_is_killed_says_how_far_it_came(dry_run: Any) -> None:
@@ -222,7 +225,9 @@ def test_ranks_that_a_script_spawns_itself_run_out_of_memory(dry_run: Any) -> No
     """Multiprocessing catches what a process raises, and the process group is gone when the traces are written."""
     answer = dry_run("unusual.py", "ranks", "too-big", gpu="2xt4", steps=20)
     assert answer.error is None, f"{answer.error}\n{answer.output[-2000:]}"
-    assert sorted((said["rank"], said["total"]) for said in answer.said) == [(0, 3.0), (1, 3.0)], "they really meet"
+    assert sorted((said["rank"], said["total"]) for said in answer.printed) == [(0, 3.0), (1, 3.0)], (
+        "they really meet"
+    )
     estimate = answer.run.estimate
     assert (estimate.rank, estimate.fits, estimate.oom.phase) == (1, False, "other")
     assert "1024.00 GiB" in estimate.oom.message
@@ -243,10 +248,10 @@ def test_two_processes_on_one_card_have_its_memory_between_them(dry_run: Any) ->
     answer = dry_run("unusual.py", "beside-a-server", gpu="t4", steps=20)
     assert answer.error is None, f"{answer.error}\n{answer.output[-2000:]}"
     estimate = answer.run.estimate
-    killed, stayed = (said["server"] for said in answer.said)
+    killed, stayed = (said["server"] for said in answer.printed)
     context = parse_cluster("t4").device.context_bytes
     capacity = estimate.cluster["capacity_bytes"]
-    assert answer.said[0]["free"] == capacity - 2 * context - 8 * 2**30
+    assert answer.printed[0]["free"] == capacity - 2 * context - 8 * 2**30
     assert not estimate.fits
     assert "Tried to allocate 9.00 GiB" in estimate.oom.message
     assert f"Process {stayed} has 8.14 GiB memory in use" in estimate.oom.message
@@ -280,7 +285,7 @@ def test_a_script_that_measures_itself_is_still_seen_whole(dry_run: Any) -> None
 def test_the_hosts_memory_is_the_scripts_and_not_its_traces(dry_run: Any) -> None:
     answer = dry_run("unusual.py", "often", steps=20)
     assert answer.run.traces[0].event_count > 200_000
-    (said,) = answer.said
+    (said,) = answer.printed
     assert abs(completed(answer).host.peak_bytes - said["resident_bytes"]) < 16 << 20
 
 
@@ -316,7 +321,7 @@ def test_a_size_that_was_computed_from_known_numbers_is_found_in_a_second_run(dr
     answer = dry_run("unusual.py", "counts")
     (note,) = [note for note in completed(answer).notes if "second run" in note]
     assert note.startswith("The size of some results depends on values")
-    assert answer.said == ({"most": 5}, {"most": 5}, {"most": 3}, {"most": 3})  # first as if all were one
+    assert answer.printed == ({"most": 5}, {"most": 5}, {"most": 3}, {"most": 3})  # first as if all were one
     assert answer.run.traces[0].steps == 2
 
 
@@ -326,7 +331,7 @@ def test_rows_that_known_masks_choose_together_are_counted_in_a_second_run(dry_r
     assert any("second run" in note for note in completed(answer).notes)
     every = 8 * 32 * 4
     first, second = ({"chosen": 8 * 32, "computed": every}, {"chosen": 8 * 8, "computed": every})
-    assert answer.said == (first, first, second, second)
+    assert answer.printed == (first, first, second, second)
 
 
 def test_a_script_that_clears_its_environment(dry_run: Any) -> None:
@@ -352,7 +357,7 @@ def test_a_script_that_talks_a_lot(dry_run: Any) -> None:
 def test_a_process_left_behind_is_ended(dry_run: Any, what: str) -> None:
     answer = dry_run("unusual.py", what)
     completed(answer)
-    (said,) = answer.said
+    (said,) = answer.printed
     ended(said["left"])
 
 
@@ -403,8 +408,8 @@ def test_nothing_is_left_behind(torch_build: Any, tmp_path: Path, monkeypatch: p
         of_run.append(variables["GHOST_SHM"])
         return variables
 
-    monkeypatch.setattr(dryrun, "environment", noted)
-    dryrun.run([sys.executable, str(own), "exits"], parse_cluster("t4"))
+    monkeypatch.setattr(dry_run_module, "environment", noted)
+    dry_run_module.run([sys.executable, str(own), "exits"], parse_cluster("t4"))
     assert dict(os.environ) == before
     assert list(temporary.iterdir()) == []
     assert [name for name in os.listdir("/dev/shm") if of_run[0] in name] == []
@@ -423,31 +428,33 @@ def test_the_users_own_environment_reaches_the_script(torch_build: Any, tmp_path
         f"open({str(tmp_path / 'seen')!r}, 'w').write(os.environ['MINE'] + ' ' + str(torch.cuda.device_count()))\n"
     )
     variables = {**os.environ, "MINE": "yes", "CUDA_VISIBLE_DEVICES": ""}
-    dryrun.run([sys.executable, str(script)], parse_cluster("4xt4"), variables=variables)
+    dry_run_module.run([sys.executable, str(script)], parse_cluster("4xt4"), variables=variables)
     assert (tmp_path / "seen").read_text() == "yes 4"
 
 
 def test_absurd_requests() -> None:
     cluster = parse_cluster("2xt4")
     with pytest.raises(UsageError, match="No command"):
-        dryrun.run([], cluster)
+        dry_run_module.run([], cluster)
     with pytest.raises(UsageError, match="at least 1"):
-        dryrun.run([sys.executable, UNUSUAL, "exits"], cluster, steps=0)
+        dry_run_module.run([sys.executable, UNUSUAL, "exits"], cluster, steps=0)
     with pytest.raises(UsageError, match="not found"):
-        dryrun.run(["no-such-program"], cluster)
+        dry_run_module.run(["no-such-program"], cluster)
 
 
 def test_a_rank_that_does_not_exist(torch_build: Any) -> None:
     with pytest.raises(UsageError, match="Rank 2 does not exist: the cluster has ranks 0 to 1"):
-        dryrun.run([sys.executable, UNUSUAL, "exits"], parse_cluster("2xt4"), rank=2)
+        dry_run_module.run([sys.executable, UNUSUAL, "exits"], parse_cluster("2xt4"), rank=2)
     with pytest.raises(UsageError, match="has no script"):
-        dryrun.run(
+        dry_run_module.run(
             [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2"], parse_cluster("2xt4"), rank=0
         )
 
 
 def test_a_rank_that_outlives_the_process_that_started_it(dry_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dryrun, "LATER_SECONDS", 120.0)  # two steps take longer than ten seconds on a busy machine
+    monkeypatch.setattr(
+        dry_run_module, "LATER_SECONDS", 120.0
+    )  # two steps take longer than ten seconds on a busy machine
     answer = dry_run("unusual.py", "leaves-a-rank", gpu="2xt4", steps=20)
     completed(answer)
     assert [(trace.rank, trace.steps) for trace in answer.run.traces] == [(0, 1), (1, 3)]
@@ -466,7 +473,7 @@ def test_gpus_that_a_script_chooses_beyond_those_that_there_are() -> None:
 
 def test_a_dry_run_on_a_cpu_is_refused() -> None:
     with pytest.raises(UsageError, match="cpu is none; name one with --gpu"):
-        dryrun.run(["python", "train.py"], parse_cluster("cpu"))
+        dry_run_module.run(["python", "train.py"], parse_cluster("cpu"))
 
 
 def test_an_error_is_placed_in_the_program_and_where_it_came_up() -> None:
@@ -481,7 +488,7 @@ def test_steps_of_an_optimizer_in_backward(dry_run: Any) -> None:
 
 
 def test_what_is_offloaded_takes_no_memory_of_the_host(dry_run: Any) -> None:
-    (said,) = dry_run("host_memory.py").said
+    (said,) = dry_run("host_memory.py").printed
     assert said["grown_bytes"] < 64 << 20, "of 1.9 GiB of zeros"
     assert said["halved"] == [0.0, 0.0, [7.0, 8.0, 2.0, 3.0], [3, 7]]
     assert said["large"] == [1, 0, True]
@@ -502,7 +509,7 @@ def test_a_process_that_ends_while_it_is_looked_at_lives_no_more(monkeypatch: py
         raise ProcessLookupError  # what /proc answers then
 
     monkeypatch.setattr(Path, "read_text", read_text)
-    assert not dryrun._is_alive("1")
+    assert not dry_run_module._is_alive("1")
 
 
 @pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (35, "signal 35")])

@@ -34,7 +34,7 @@ def consistent(answer: Any) -> tuple[Estimate, Trace]:
     assert sum(walked.by_category().values()) == walked.peak_allocated_bytes
     assert max(phase.allocated_bytes for phase in estimate.phases) == estimate.peak.allocated_bytes
     assert trace.unknown_calls == {}
-    mine = [said for said in answer.said if said.get("rank", trace.rank) == trace.rank]
+    mine = [said for said in answer.printed if said.get("rank", trace.rank) == trace.rank]
     if mine and "allocated" in mine[-1]:
         assert (mine[-1]["allocated"], mine[-1]["reserved"]) == (
             walked.peak_allocated_bytes,
@@ -65,7 +65,7 @@ def test_a_plain_loop(dry_run: Any, family: str) -> None:
     estimate, trace = consistent(answer)
     assert (trace.steps, estimate.fits, trace.outcome["kind"]) == (3, True, "completed")
     assert phases(estimate) == {"load", "forward", "backward", "optimizer", "other"}
-    parameters = answer.said[-1]["parameters"]
+    parameters = answer.printed[-1]["parameters"]
     assert estimate.model["parameters"] == estimate.model["trainable_parameters"] == parameters
     width = 2 if "bf16-true" in FAMILIES[family] else 4
     held = timeline(trace).by_category()
@@ -73,7 +73,7 @@ def test_a_plain_loop(dry_run: Any, family: str) -> None:
     assert parameters * width <= held["parameter"] <= parameters * width * 1.15 + 20_000
     states = {life.address: life.size_bytes for life in timeline(trace).lives if life.category == "optimizer_state"}
     assert 2 * parameters * width <= sum(states.values()) <= 2 * parameters * width * 1.15 + 20_000
-    assert answer.said[-1]["loss"] == 0.0, "what a kernel was to compute reads as zero"
+    assert answer.printed[-1]["loss"] == 0.0, "what a kernel was to compute reads as zero"
 
 
 def test_the_scaler_of_fp16_finds_no_overflow_and_steps(dry_run: Any) -> None:
@@ -87,13 +87,13 @@ def test_a_run_is_stopped_after_the_steps_that_were_asked_for(dry_run: Any) -> N
     answer = dry_run("families.py", "llama", "--steps", "100000", steps=2)
     _, trace = consistent(answer)
     assert trace.steps == 2
-    assert answer.said == (), "it was stopped before it could print its last line"
+    assert answer.printed == (), "it was stopped before it could print its last line"
 
 
 def test_the_trainer_with_adapters_checkpointing_and_accumulation(dry_run: Any, whole_session: Path) -> None:
     answer = dry_run("trainer.py", str(whole_session / "trainer"), "--lora", "--checkpointing", "--accumulate", "2")
     estimate, trace = consistent(answer)
-    assert trace.steps == answer.said[-1]["steps"] == 3
+    assert trace.steps == answer.printed[-1]["steps"] == 3
     assert estimate.model["trainable_parameters"] == 8192  # rank 4 on the seven projections of two layers
     assert "peft" in estimate.versions
     assert "accelerate" in estimate.versions
@@ -114,7 +114,7 @@ def test_accelerate_launch(dry_run: Any) -> None:
     answer = dry_run("accelerated.py", launcher=launcher, steps=4)
     _, trace = consistent(answer)
     assert trace.steps == 4
-    assert answer.said == ()
+    assert answer.printed == ()
 
 
 def test_one_rank_of_accelerate_launch_keeps_the_launchers_settings(dry_run: Any) -> None:
@@ -204,15 +204,19 @@ def test_a_program_without_an_optimizers_steps_comes_to_an_end(dry_run: Any, how
 def test_pinned_memory_is_counted(dry_run: Any) -> None:
     answer = dry_run("pinned.py")
     estimate, _ = consistent(answer)
-    assert answer.said[-1]["pinned"] == [True, True, True]
+    assert answer.printed[-1]["pinned"] == [True, True, True]
     batch = 16 * 1024 * 4
-    assert answer.said[-1]["staging"] + batch <= estimate.host.pinned_bytes <= answer.said[-1]["staging"] + 4 * batch
+    assert (
+        answer.printed[-1]["staging"] + batch
+        <= estimate.host.pinned_bytes
+        <= answer.printed[-1]["staging"] + 4 * batch
+    )
 
 
 def test_what_a_program_asks_about_the_card(dry_run: Any) -> None:
     answer = dry_run("queries.py", gpu="2xa100-40gb")
     consistent(answer)
-    said = answer.said[-1]
+    said = answer.printed[-1]
     assert (said["devices"], said["nvml_devices"]) == (2, 2)
     assert said["name"] == said["nvml_name"] == "NVIDIA A100-SXM4-40GB"
     assert (said["capability"], said["sms"]) == ([8, 0], 108)
@@ -244,7 +248,7 @@ def test_what_a_program_asks_about_the_card(dry_run: Any) -> None:
 def test_one_rank_alone(dry_run: Any, kind: str, gpu: str, rank: int) -> None:
     answer = dry_run("parallel.py", kind, gpu=gpu, rank=rank)
     estimate, trace = consistent(answer)
-    said = answer.said[-1]
+    said = answer.printed[-1]
     assert (said["rank"], said["size"]) == (rank, trace.world_size) == (trace.rank, trace.world_size)
     assert estimate.rank == rank
     assert trace.steps == 3
@@ -326,8 +330,8 @@ def test_the_shards_of_many_ranks_are_small(dry_run: Any) -> None:
 def test_four_real_processes_agree(dry_run: Any) -> None:
     answer = dry_run("agree.py", launcher=(*TORCHRUN, "4"), gpu="4xa100-40gb", steps=20)
     estimate, _ = consistent(answer)
-    assert sorted(said["rank"] for said in answer.said) == [0, 1, 2, 3]
-    for said in answer.said:
+    assert sorted(said["rank"] for said in answer.printed) == [0, 1, 2, 3]
+    for said in answer.printed:
         assert said["name"] == "agreed"
         assert said["sum"] == 0 + 1 + 2 + 3
         assert said["gathered"] == [0, 10, 20, 30]
@@ -340,10 +344,10 @@ def test_four_real_processes_agree(dry_run: Any) -> None:
 def test_a_pipeline_of_two_real_processes(dry_run: Any) -> None:
     answer = dry_run("parallel.py", "pipeline", launcher=(*TORCHRUN, "2"), gpu="2xa100-40gb")
     estimate, _ = consistent(answer)
-    sizes = {said["rank"]: said["parameters"] for said in answer.said}
+    sizes = {said["rank"]: said["parameters"] for said in answer.printed}
     assert sizes == {0: 8 * 512 * 512, 1: 8 * 512 * 512 + 2 * 512 * 512}
     peaks = {rank["rank"]: rank["allocated_bytes"] for rank in estimate.ranks}
-    assert peaks == {said["rank"]: said["allocated"] for said in answer.said}
+    assert peaks == {said["rank"]: said["allocated"] for said in answer.printed}
 
 
 def test_a_stage_that_waits_for_one_that_was_stopped_is_done(dry_run: Any) -> None:
@@ -385,10 +389,10 @@ def test_a_program_that_adapts_to_the_card(dry_run: Any) -> None:
     answer = dry_run("too_big.py", "adapting", steps=50)
     assert answer.error is None
     assert answer.run.estimate.fits
-    assert answer.said[-1]["micro_batch"] == 2**16
+    assert answer.printed[-1]["micro_batch"] == 2**16
     assert answer.run.traces[0].peaks["ooms"] == 2
     [note] = [note for note in answer.run.estimate.notes if "ran out of memory 2 times and recovered" in note]
-    assert note.endswith(f"after that at most {format_size(answer.said[-1]['allocated'])} were allocated.")
+    assert note.endswith(f"after that at most {format_size(answer.printed[-1]['allocated'])} were allocated.")
 
 
 @pytest.mark.parametrize("steps", [2, 3])
@@ -426,8 +430,8 @@ NCCL_BYTES = 443 * 2**20
 def test_nccls_buffers_are_taken_from_the_card_and_the_allocator_gives_back_its_cache(dry_run: Any) -> None:
     """Without them the request would fit beside what is cached."""
     answer = dry_run("nearly_full.py", "cached", **NEARLY_FULL)
-    assert sorted(said["rank"] for said in answer.said) == [0, 1]
-    for said in answer.said:
+    assert sorted(said["rank"] for said in answer.printed) == [0, 1]
+    for said in answer.printed:
         assert said["taken"] == [NCCL_BYTES, 0], "at the first collective, as mem_get_info sees it"
         assert said["retries"] == 1
     assert answer.run.estimate.fits
@@ -464,7 +468,7 @@ def test_what_is_known_of_values_assumes_nothing(dry_run: Any) -> None:
     """Checks for NaN pass, what came from the host is known, and padding (alone) takes the masked path."""
     answer = dry_run("values.py", "isnan", "copied", "padded", "full", "first", "older", "wide")
     estimate, _ = consistent(answer)
-    assert answer.said[-1] == {
+    assert answer.printed[-1] == {
         "isnan": 0.0,
         "copied": {"first": [1, 2, -100, -100], "clone": [[1, 2, -100, -100], [5, -100, 7, 8]]},
         "padded": {"masked": [True]},
@@ -481,7 +485,7 @@ def test_what_is_not_known_of_values_is_assumed_and_told(dry_run: Any) -> None:
     """Checks for finite numbers pass, boolean indexing selects everything, experts get their balanced share."""
     answer = dry_run("values.py", "finite", "boolean", "experts")
     estimate, _ = consistent(answer)
-    assert answer.said[-1] == {
+    assert answer.printed[-1] == {
         "finite": True,
         "boolean": [4 * 8, 512],
         # 60 tokens x 2 choices / 8 experts; the ninth class stands for no expert and is not hit
@@ -498,7 +502,7 @@ def test_experts_that_are_counted_by_hand_get_their_balanced_share(dry_run: Any)
     """And nothing else than a router: classes and words that are predicted read as zero, what is known as it is."""
     answer = dry_run("counted_experts.py")
     estimate, _ = consistent(answer)
-    said = dict(answer.said[-1])
+    said = dict(answer.printed[-1])
     assert said.pop("others") == {
         "right": 0,
         "predicted": [0] * 5,
@@ -516,7 +520,7 @@ def test_experts_that_are_counted_by_hand_get_their_balanced_share(dry_run: Any)
 def test_what_is_known_says_how_large_a_result_is(dry_run: Any) -> None:
     answer = dry_run("sized.py", "known")
     estimate, _ = consistent(answer)
-    assert answer.said == (
+    assert answer.printed == (
         {
             "unique": [1, 2, 1],
             "rows": [[1, 2], [3, 4]],
@@ -538,7 +542,7 @@ def test_what_is_known_says_how_large_a_result_is(dry_run: Any) -> None:
 def test_how_large_a_result_of_computed_values_is_taken_to_be(dry_run: Any) -> None:
     answer = dry_run("sized.py", "computed")
     estimate, _ = consistent(answer)
-    assert answer.said[-1] == {
+    assert answer.printed[-1] == {
         "unique": [[1], [600], [1]],
         "rows": [[600, 1000], [600]],
         "bincount": [[1], [9]],
@@ -556,7 +560,7 @@ def test_sparse_tensors_where_known_values_are_followed(dry_run: Any) -> None:
     answer = dry_run("sized.py", "sparse")
     estimate, _ = consistent(answer)
     assert any("second run" in note for note in estimate.notes)
-    assert answer.said[-1] == {
+    assert answer.printed[-1] == {
         "unique": [2, 6, 14],
         "places": [[0, 1, 1], [2, 0, 2]],
         "products": [[2, 4], [2, 4]],
@@ -569,7 +573,7 @@ def test_sparse_tensors_where_known_values_are_followed(dry_run: Any) -> None:
 def test_generate_goes_on_to_its_length(dry_run: Any) -> None:
     answer = dry_run("generating.py")
     estimate, trace = consistent(answer)
-    said = answer.said[-1]
+    said = answer.printed[-1]
     assert said.pop("prompt") == [[3, 4, 5, 6], [7, 8, 9, 10]]
     assert said.pop("loops") == [6, 6, 6], "of the program's own"
     assert said.pop("slopes") == [[2, 12, 512]] * 2, "eager and compiled, after what is known of generation"
@@ -606,8 +610,8 @@ def test_pretrained_weights_are_not_needed(dry_run: Any, only_a_configuration: s
     answer = dry_run("pretrained.py", only_a_configuration, "--on-card")
     estimate, trace = consistent(answer)
     assert trace.steps == 2
-    assert answer.said[-1]["parameters"] == estimate.model["parameters"] > 10**9
-    assert answer.said[-1]["host_peak_bytes"] < 2 * 2**30, "2 GiB of weights never pass through the host"
+    assert answer.printed[-1]["parameters"] == estimate.model["parameters"] > 10**9
+    assert answer.printed[-1]["host_peak_bytes"] < 2 * 2**30, "2 GiB of weights never pass through the host"
     assert any("pretrained weights were not read" in text for text in estimate.coverage.assumed)
 
 
@@ -615,14 +619,14 @@ def test_a_big_model_on_the_host_is_not_filled(dry_run: Any, only_a_configuratio
     answer = dry_run("pretrained.py", only_a_configuration)
     estimate, _ = consistent(answer)
     assert NOT_FILLED in estimate.coverage.assumed
-    assert answer.said[-1]["host_peak_bytes"] < 2 * 2**30
-    assert estimate.host.peak_bytes >= 2 * answer.said[-1]["parameters"], "what a real one takes there"
+    assert answer.printed[-1]["host_peak_bytes"] < 2 * 2**30
+    assert estimate.host.peak_bytes >= 2 * answer.printed[-1]["parameters"], "what a real one takes there"
 
 
 def test_pretrained_weights_are_placed_on_cards_as_the_loader_does(dry_run: Any, only_a_configuration: str) -> None:
     answer = dry_run("pretrained.py", only_a_configuration, "--on-cards", gpu="2xa100-40gb")
     assert answer.error is None
-    said = answer.said[-1]
+    said = answer.printed[-1]
     assert (said["cards"], said["beams"]) == (2, 4)
     trace = answer.run.traces[0]
     assert 0 < trace.peaks["allocated_bytes"] < 1.5 * said["parameters"] * 2
@@ -637,7 +641,7 @@ def test_a_checkpoint_that_is_quantized_already(dry_run: Any, only_a_configurati
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantized}))
     answer = dry_run("pretrained.py", str(tmp_path), "--on-card")
     assert answer.error is None, answer.output[-2000:]
-    assert answer.said[-1]["packed"] == 20 * 7
+    assert answer.printed[-1]["packed"] == 20 * 7
     walked = timeline(answer.run.traces[0])
     embeddings = 2 * 32000 * 2048
     rest = answer.run.estimate.model["parameters"] - embeddings
@@ -656,8 +660,8 @@ def test_a_checkpoint_packed_in_another_way_needs_its_files(
 def test_networks_of_diffusers_need_no_weights(dry_run: Any, tmp_path: Path) -> None:
     answer = dry_run("diffusing.py", str(tmp_path))
     estimate, trace = consistent(answer)
-    assert (answer.said[-1]["dtypes"], answer.said[-1]["same"]) == (["torch.bfloat16"], True)
-    assert (trace.steps, estimate.model["parameters"]) == (2, answer.said[-1]["parameters"])
+    assert (answer.printed[-1]["dtypes"], answer.printed[-1]["same"]) == (["torch.bfloat16"], True)
+    assert (trace.steps, estimate.model["parameters"]) == (2, answer.printed[-1]["parameters"])
     assert [path.name for path in tmp_path.iterdir()] == ["unet"], "what it saved is not here"
 
 
@@ -666,7 +670,7 @@ def test_recurrent_networks_keep_what_cudnn_keeps_and_name_what_is_unknown(dry_r
     answer = dry_run("recurrent.py")
     estimate, trace = consistent(answer)
     weights, states = 8_404_992, 2 * 32_768  # torch lays bf16 weights side by side anew each time
-    assert answer.said[-1]["kept"] == 23_068_928 + 256 + weights + states
+    assert answer.printed[-1]["kept"] == 23_068_928 + 256 + weights + states
     assert trace.unknown_workspaces["modelled:cudnnGetRNNTempSpaceSizes, workspace"] == 6
     (said,) = (line for line in estimate.coverage.modelled if line.startswith("workspaces that only"))
     assert "cudnnGetRNNTempSpaceSizes, workspace (6)" in said
@@ -678,7 +682,7 @@ def test_what_a_program_saves_takes_the_place_of_nothing(dry_run: Any, tmp_path:
         (tmp_path / name).write_text("trained for a week")
     answer = dry_run("saving.py", str(tmp_path))
     estimate, _ = consistent(answer)
-    assert answer.said[-1] == {
+    assert answer.printed[-1] == {
         "step": 2,
         "shape": [2048, 2048],
         "moments": 2,
@@ -695,7 +699,7 @@ def test_zeros_are_reported_to_no_tracker(dry_run: Any, tmp_path: Path) -> None:
     told = (("WANDB_MODE", "online"), ("MLFLOW_TRACKING_URI", "https://tracking.example"))
     answer = dry_run("tracking.py", str(tmp_path), variables=told)
     estimate, _ = consistent(answer)
-    said = answer.said[-1]
+    said = answer.printed[-1]
     assert said["mode"] == "offline"
     assert said["mlflow"].startswith("file:///")
     assert not Path(said["place"]).exists()
@@ -710,7 +714,7 @@ def test_what_a_program_files_away_takes_the_place_of_nothing(dry_run: Any, tmp_
         (tmp_path / name).write_text("trained for a week")
     answer = dry_run("filing.py", str(tmp_path))
     estimate, _ = consistent(answer)
-    assert answer.said[-1] == {
+    assert answer.printed[-1] == {
         **{"last.pt": 1, "best.pt": 1, "step-0.pt": 0, "latest": 1, "opened.ckpt": 5, "opened": 1},
         "backup": "trained for a week",
         "there": [False, True, False],
@@ -725,7 +729,7 @@ def test_what_a_program_files_away_takes_the_place_of_nothing(dry_run: Any, tmp_
 def test_a_detector_samples_a_quarter_of_objects_and_finds_one_class_for_each_box(dry_run: Any) -> None:
     answer = dry_run("detects.py")
     estimate, _ = consistent(answer)
-    (said,) = answer.said
+    (said,) = answer.printed
     assert said["boxes"][0] == 2 * 512, "as many as the sampler takes, of all that were proposed"
     assert said["masks"] == [2 * 128, 2 * 40], "of objects alone; later of what is kept"
     assert said["found"] == [40, 40]
@@ -735,4 +739,4 @@ def test_a_detector_samples_a_quarter_of_objects_and_finds_one_class_for_each_bo
 def test_a_loss_in_chunks_has_as_many_as_there_are_labels_for(dry_run: Any, tmp_path: Path) -> None:
     answer = dry_run("chunks.py", str(tmp_path))
     consistent(answer)
-    assert answer.said == ({"chunks": 3},), "700 of 1,000 labels, 256 at a time"
+    assert answer.printed == ({"chunks": 3},), "700 of 1,000 labels, 256 at a time"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tonnage.plans import Plan
-from tonnage.script.facts import Facts, seen, understood
+from tonnage.script.facts import Facts, describe_recognised, understood
 
 pytestmark = pytest.mark.ghost
 
@@ -38,7 +38,7 @@ def test_a_trainer_with_flags_and_settings_put_in(dry_run: Any, tmp_path_factory
     kept = Plan(engine="hf-trainer", optimizer="adamw-foreach", checkpointing="full", clip_grad_norm=1)
     assert found.plan == kept
     assert facts.options["--optim"]["dest"] == "optim"
-    assert "missed" not in facts.said, facts.said["missed"]
+    assert "missed" not in facts.recorded, facts.recorded["missed"]
     assert facts.options["--rows"]["action"] == "store"
     assert (facts.settings["optim"], facts.settings["bf16"]) == ("adamw_torch", True)
     assert found.job.model.config["num_hidden_layers"] == 2
@@ -48,14 +48,14 @@ def test_a_loop_with_accelerate(dry_run: Any) -> None:
     answer = dry_run("accelerated.py", launcher=LAUNCHER, steps=4)
     assert answer.error is None, answer.output[-2000:]
     facts = Facts.of(answer.run.traces[0])
-    assert facts.said["accelerator"]["mixed_precision"] == "bf16"
-    assert facts.said["accelerator"]["gradient_accumulation_steps"] == 2
+    assert facts.recorded["accelerator"]["mixed_precision"] == "bf16"
+    assert facts.recorded["accelerator"]["gradient_accumulation_steps"] == 2
     assert facts.given == ["mixed_precision", "gradient_accumulation_steps"]
-    assert facts.said["optimizer"] == {"class": "torch.optim.adamw.AdamW", "fused": False, "foreach": None}
-    assert "LlamaForCausalLM (139,584 parameters), batches of 4 x 128 tokens" in seen(facts)
+    assert facts.recorded["optimizer"] == {"class": "torch.optim.adamw.AdamW", "fused": False, "foreach": None}
+    assert "LlamaForCausalLM (139,584 parameters), batches of 4 x 128 tokens" in describe_recognised(facts)
 
 
 def test_a_plain_loop(dry_run: Any) -> None:
     answer = dry_run("families.py", "llama", "--precision", "fp16-mixed")
     facts = Facts.of(answer.run.traces[0])
-    assert seen(facts) == "a loop of its own, LlamaForCausalLM (139,584 parameters)"
+    assert describe_recognised(facts) == "a loop of its own, LlamaForCausalLM (139,584 parameters)"

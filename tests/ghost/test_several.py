@@ -23,7 +23,7 @@ def estimate(answer: Any) -> Estimate:
 def test_a_step_is_complete_when_each_optimizer_has_stepped(dry_run: Any) -> None:
     answer = dry_run("several.py", "critics")
     found = estimate(answer)
-    assert len(answer.said) == 15, "a generator's step after five of the critic's, three times"
+    assert len(answer.printed) == 15, "a generator's step after five of the critic's, three times"
     assert answer.run.traces[0].steps == 3
     assert found.model["parameters"] == found.model["trainable_parameters"] == GENERATOR + CRITIC
     assert found.peak.by_category["optimizer_state"] == 2 * 4 * GENERATOR
@@ -33,7 +33,7 @@ def test_a_step_is_complete_when_each_optimizer_has_stepped(dry_run: Any) -> Non
 def test_an_optimizer_that_does_not_step_is_told(dry_run: Any) -> None:
     answer = dry_run("several.py", "rarely")
     found = estimate(answer)
-    assert len(answer.said) == 8 + 2, "eight times it is waited for"
+    assert len(answer.printed) == 8 + 2, "eight times it is waited for"
     assert (
         f"an optimizer of {GENERATOR:,} elements never stepped: its states are not included" in found.coverage.assumed
     )
@@ -70,7 +70,7 @@ def test_lbfgs_fills_its_history(dry_run: Any, how: str) -> None:
     answer = dry_run("several.py", how, steps=20)
     found = estimate(answer)
     assert found.peak.by_category["optimizer_state"] >= 2 * 10 * 4 * 256 * 1024
-    assert answer.said == ({"tolerance": 1e-7},), "what the program gave is there again"
+    assert answer.printed == ({"tolerance": 1e-7},), "what the program gave is there again"
     said = "L-BFGS does not converge: each step makes all its iterations, and each of them is remembered"
     assert said in found.coverage.assumed
 
@@ -84,7 +84,7 @@ def test_what_a_backward_pass_makes_for_another_is_kept_for_it(dry_run: Any) -> 
 def test_steps_of_keras_are_steps(dry_run: Any) -> None:
     answer = dry_run("several.py", "keras")
     found = estimate(answer)
-    assert (answer.run.traces[0].steps, len(answer.said)) == (3, 3)
+    assert (answer.run.traces[0].steps, len(answer.printed)) == (3, 3)
     assert found.model["parameters"] == 256 * 1024
     assert found.peak.by_category["optimizer_state"] == 4 * 256 * 1024
 
@@ -107,7 +107,7 @@ def test_copies_that_step_before_any_network_is_called_are_states(dry_run: Any) 
 def test_a_scaler_says_its_scale_and_kernels_are_kept_apart_from_a_folder_that_the_program_names(
     dry_run: Any, tmp_path: Path
 ) -> None:
-    named, *scales = dry_run("several.py", "scaled", str(tmp_path)).said
+    named, *scales = dry_run("several.py", "scaled", str(tmp_path)).printed
     assert scales == [{"scale": 65536.0}, {"scale": 65536.0}]
     inductor, triton = named["places"]
     assert inductor.endswith("/compiled/inductor")

@@ -11,7 +11,7 @@ from networks import tiny_job
 from tonnage.catalog.devices import parse_cluster
 from tonnage.ghost.process import PATH
 from tonnage.plans import Plan
-from tonnage.workers import worker as pool
+from tonnage.workers import worker as worker_module
 
 HERE = Path(__file__).parent
 
@@ -138,17 +138,17 @@ def test_operations_of_torch_2_8_have_nothing_that_they_are_compared_by() -> Non
 WITHOUT = """
 from tonnage_inside import shortcuts
 shortcuts.install = lambda: None
-from tonnage.workers import server as worker
-worker.serve()
+from tonnage.workers import server
+server.serve()
 """
 
 
 @pytest.mark.ghost
-def test_every_event_is_the_same_without_them(worker: pool.Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_event_is_the_same_without_them(worker: worker_module.Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     job, cluster = tiny_job("llama", micro_batch=2, grad_accum=2), parse_cluster("4xa100-40gb")
     plan = Plan(shard="zero3", tp=2, checkpointing="full", optimizer="adamw-fused", loss="chunked")
-    monkeypatch.setattr(pool, "_PROGRAM", ("-c", WITHOUT))
-    with pool.Worker() as without:
+    monkeypatch.setattr(worker_module, "_PROGRAM", ("-c", WITHOUT))
+    with worker_module.Worker() as without:
         plain = without.run(job, plan, cluster, steps=2)
     short = worker.run(job, plan, cluster, steps=2)
     assert short.event_count > 1000

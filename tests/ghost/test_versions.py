@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import tonnage
 from tonnage.case import Case
-from tonnage.catalog import configurations as modelref
+from tonnage.catalog import configurations
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.estimates import predict
@@ -27,7 +27,7 @@ from tonnage.estimates.timeline import timeline
 from tonnage.ghost.process import PATH
 from tonnage.job import Job
 from tonnage.plans import Plan
-from tonnage.script import dry_run as dryrun
+from tonnage.script import dry_run as dry_run_module
 from tonnage.techniques import checkpointing, environment
 from tonnage.trace.trace import Trace
 from tonnage.units import MIB
@@ -49,7 +49,7 @@ def event(action: str, note: str | None = None) -> dict[str, Any]:
 
 
 def marks(events: list[dict[str, Any]], positions: dict[int, int], ooms: tuple[int, ...] = ()) -> list[int]:
-    watch = SimpleNamespace(positions=positions, oom_marks=ooms, read_handed=0)
+    watch = SimpleNamespace(positions=positions, oom_marks=ooms, early_block_count=0)
     return list(written.event_marks(written.fields_of(events), watch))
 
 
@@ -230,7 +230,7 @@ def exact(trace: Trace, version: str) -> None:
 @pytest.mark.parametrize("name", JOBS)
 def test_estimates_with_another_version(other: str, other_worker: Worker, name: str) -> None:
     gpu, method, plan = JOBS[name]
-    job = Job(model=modelref.resolve("smollm2-135m"), method=method, seq_len=256)
+    job = Job(model=configurations.resolve("smollm2-135m"), method=method, seq_len=256)
     run = predict.estimate(Case(job, plan, parse_cluster(gpu)), worker=other_worker)
     again = predict.estimate(Case(job, plan, parse_cluster(gpu)), worker=other_worker)
     trace = run.traces[0]
@@ -248,7 +248,7 @@ def test_estimates_with_another_version(other: str, other_worker: Worker, name: 
 
 @pytest.mark.ghost
 def test_what_a_version_does_not_have_is_said(other: str, other_worker: Worker) -> None:
-    job = Job(model=modelref.resolve("smollm2-135m"), seq_len=256)
+    job = Job(model=configurations.resolve("smollm2-135m"), seq_len=256)
     if tuple(map(int, other.split(".")[:2])) >= (2, 9):
         plan = Plan(optimizer="muon")
         exact(predict.estimate(Case(job, plan, parse_cluster("t4")), worker=other_worker).traces[0], other)
@@ -264,7 +264,7 @@ def test_a_script_with_another_version(other: str, tmp_path: Path, settings: str
     shutil.copy(catalog / "smollm2-135m.json", tmp_path / "config.json")
     words = [sys.executable, str(EXAMPLE), str(tmp_path)]
     variables = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": settings}
-    exact(dryrun.run(words, parse_cluster("t4"), torch_version=other, variables=variables).traces[0], other)
+    exact(dry_run_module.run(words, parse_cluster("t4"), torch_version=other, variables=variables).traces[0], other)
 
 
 ALONE = """
@@ -284,7 +284,7 @@ def test_a_trace_says_of_the_allocator_what_that_torch_has_read(other: str, tmp_
     (tmp_path / "alone.py").write_text(ALONE)
     words = [sys.executable, str(tmp_path / "alone.py")]
     variables = {**os.environ, name: "expandable_segments:True"}
-    trace = dryrun.run(words, parse_cluster("t4"), torch_version=other, variables=variables).traces[0]
+    trace = dry_run_module.run(words, parse_cluster("t4"), torch_version=other, variables=variables).traces[0]
     exact(trace, other)
     has_grown = any(event.action == "segment_map" for event in trace.events())
     assert has_grown == (trace.allocator_settings == "expandable_segments:True")
@@ -303,10 +303,10 @@ def test_libraries_for_fewer_bits(dry_run: Any, kind: str) -> None:
     assert answer.error is None, answer.error
     trace = answer.run.traces[0]
     walked = timeline(trace)
-    assert walked.peak_allocated_bytes == trace.peaks["allocated_bytes"] == answer.said[-1]["allocated"]
+    assert walked.peak_allocated_bytes == trace.peaks["allocated_bytes"] == answer.printed[-1]["allocated"]
     assert (trace.steps, trace.unknown_calls) == (3, {})
     assert package in trace.versions
-    parameters = answer.said[-1]["parameters"]
+    parameters = answer.printed[-1]["parameters"]
     states = {life.address: life.size_bytes for life in walked.lives if life.category == "optimizer_state"}
     if kind in ("adamw8bit", "torchao"):  # two states of a byte, and a 4-byte scale for each block of 256
         assert 2.03 * parameters < sum(states.values()) < 2.04 * parameters

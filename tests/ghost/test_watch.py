@@ -13,7 +13,7 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.timeline import timeline
 from tonnage.ghost.process import environment
 from tonnage.ghost.wheel import Torch
-from tonnage.script import dry_run as dryrun
+from tonnage.script import dry_run as dry_run_module
 from tonnage.script import launchers
 from tonnage.trace.trace import Trace
 
@@ -166,7 +166,7 @@ def small(torch_build: Torch, tmp_path_factory: Any) -> Trace:
     """Return the Trace of a script whose every allocation is known by its size."""
     script = tmp_path_factory.mktemp("script") / "small.py"
     script.write_text(SCRIPT)
-    return dryrun.run([sys.executable, str(script)], parse_cluster("a100-40gb")).traces[0]
+    return dry_run_module.run([sys.executable, str(script)], parse_cluster("a100-40gb")).traces[0]
 
 
 def marks_of(trace: Trace, size_bytes: int) -> list[tuple[int, str, str]]:
@@ -236,7 +236,7 @@ for step in range(2):
 def test_of_several_networks_those_that_are_trained_are_reported(tmp_path: Path) -> None:
     script = tmp_path / "teacher.py"
     script.write_text(TEACHER)
-    [trace] = dryrun.run([sys.executable, str(script)], parse_cluster("a100-40gb"), steps=2).traces
+    [trace] = dry_run_module.run([sys.executable, str(script)], parse_cluster("a100-40gb"), steps=2).traces
     trained = 64 * 65 + 2 * 64
     classes = {
         "class": "Linear + LayerNorm",
@@ -274,7 +274,7 @@ assert Counting.asked < 50, Counting.asked
 def test_a_network_with_an_optimizer_for_each_parameter_is_counted_seldom(tmp_path: Path) -> None:
     script = tmp_path / "each.py"
     script.write_text(AN_OPTIMIZER_EACH)
-    [trace] = dryrun.run([sys.executable, str(script)], parse_cluster("a100-40gb"), steps=2).traces
+    [trace] = dry_run_module.run([sys.executable, str(script)], parse_cluster("a100-40gb"), steps=2).traces
     trained = 100 * 8 * 9
     assert trace.model == {
         "class": "Counting",

@@ -13,7 +13,7 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.catalog.models import find_model, model_names
 from tonnage.estimates import predict
 from tonnage.job import Job
-from tonnage.shallow.few import roomy
+from tonnage.shallow.depths import roomy
 from tonnage.techniques.expert_parallel import experts_of, transformers_has_it
 from tonnage.trainers.cases import request
 from tonnage.workers.worker import Worker

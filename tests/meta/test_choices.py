@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
-from tonnage.meta.choices import chosen
+from tonnage.meta.choices import choose_kernel
 
 CAUSAL = {"causal": True}
 MASKED = {"mask": True}
@@ -44,7 +44,9 @@ def test_the_kernel_of_attention(
     mask = torch.empty(2, 1, 128, 128, dtype=torch.bool, device="meta") if call.get("mask") else None
     dropout = float(call.get("dropout", 0.0))  # type: ignore[arg-type]
     value = part(groups, int(call.get("value_width", width)))  # type: ignore[call-overload]
-    found = chosen(part(8), part(groups), value, mask, dropout, bool(call.get("causal")), groups != 8, capability)
+    found = choose_kernel(
+        part(8), part(groups), value, mask, dropout, bool(call.get("causal")), groups != 8, capability
+    )
     assert found == kernel
 
 
@@ -53,10 +55,10 @@ def test_what_is_strided_within_a_row_is_for_plain_operations(capability: tuple[
     query = torch.empty(2, 8, 128, 64, dtype=torch.bfloat16, device="meta")
     lying = torch.empty(2, 8, 64, 128, dtype=torch.bfloat16, device="meta").transpose(2, 3)
     bias = torch.empty(2, 128, 128, 8, dtype=torch.bfloat16, device="meta").permute(0, 3, 1, 2)
-    assert chosen(lying, query, query, None, 0.0, False, False, capability) == "math"
-    assert chosen(query, query, query, bias, 0.0, False, False, capability) == "math"
+    assert choose_kernel(lying, query, query, None, 0.0, False, False, capability) == "math"
+    assert choose_kernel(query, query, query, bias, 0.0, False, False, capability) == "math"
     learned = bias.contiguous().requires_grad_()
-    assert chosen(query, query, query, learned, 0.0, False, False, capability) == "efficient"
+    assert choose_kernel(query, query, query, learned, 0.0, False, False, capability) == "efficient"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,7 @@ def test_hoppers_kernel_by_version(
 ) -> None:
     monkeypatch.setattr(torch, "__version__", TorchVersion(version))
     query = torch.empty(2, 8, 128, 64, dtype=torch.bfloat16, device="meta")
-    assert chosen(query, query, query, None, dropout, True, False, (9, 0)) == kernel
+    assert choose_kernel(query, query, query, None, dropout, True, False, (9, 0)) == kernel
 
 
 def test_no_kernel_is_told_in_torchs_words() -> None:
@@ -77,4 +79,4 @@ def test_no_kernel_is_told_in_torchs_words() -> None:
         torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION),
         pytest.raises(RuntimeError, match="No available kernel"),
     ):
-        chosen(query, query, query, None, 0.0, True, False, (8, 0))
+        choose_kernel(query, query, query, None, 0.0, True, False, (8, 0))

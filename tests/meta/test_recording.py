@@ -25,7 +25,7 @@ from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
 from tonnage.estimates.timeline import timeline
 from tonnage.job import Job
-from tonnage.meta import recording as record
+from tonnage.meta import recording
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
 from tonnage.trace.gc_paused import gc_paused
@@ -212,7 +212,7 @@ def test_a_ranks_live_bytes_are_those_of_real_processes(world: int, name: str) -
 def test_an_estimate_for_the_cpu() -> None:
     plan = {"precision": "fp32", "optimizer": "adamw", "checkpointing": "full"}
     job = tiny_job()
-    run = record.run(Case(job, Plan(**plan), Cluster(device=host_device(2**30))), steps=2)
+    run = recording.run(Case(job, Plan(**plan), Cluster(device=host_device(2**30))), steps=2)
     walked = timeline(run)
     assert (run.source, run.steps, run.outcome) == ("meta", 2, {"kind": "completed"})
     assert walked.peak_allocated_bytes == walked.peak_reserved_bytes == run.peaks["allocated_bytes"]
@@ -254,7 +254,7 @@ def test_the_machines_memory_is_the_capacity() -> None:
     assert (estimate.source, estimate.cluster["gpu"]) == ("meta", "cpu")
     assert estimate.cluster["capacity_bytes"] == psutil.virtual_memory().total
     assert [phase.name for phase in estimate.phases] == ["load", "forward", "backward", "other", "optimizer"]
-    assert record.NOT_SEEN in estimate.coverage.assumed
+    assert recording.NOT_SEEN in estimate.coverage.assumed
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -278,7 +278,7 @@ def test_attention_backends_of_gpus_are_refused() -> None:
 
 
 def test_whole_numbers_that_are_known_decide_the_way() -> None:
-    with record.recording(torch.device("cpu"), 2**30) as (recorder, _watch):
+    with recording.recording(torch.device("cpu"), 2**30) as (recorder, _watch):
         ids = torch.tensor([[3, 0, 3, 7]])
         ids[:, 1] = 3
         assert (ids == 3).sum().item() == 3
@@ -290,13 +290,13 @@ def test_whole_numbers_that_are_known_decide_the_way() -> None:
 
 def test_shapes_that_depend_on_computed_values_are_refused() -> None:
     device = torch.device("cpu")
-    with record.recording(device, 2**30), pytest.raises(DynamicOutputShapeException):
+    with recording.recording(device, 2**30), pytest.raises(DynamicOutputShapeException):
         torch.rand(3).nonzero()
 
 
 def test_sizes_and_lives_of_storages() -> None:
     """By hand: 40 bytes, a view of them, their resizing, and nothing at the end."""
-    with record.recording(torch.device("cpu"), 2**30) as (recorder, _watch):
+    with recording.recording(torch.device("cpu"), 2**30) as (recorder, _watch):
         made = torch.zeros(10)
         view = made.view(5, 2)
         assert recorder.memory.live_bytes == 40

@@ -10,7 +10,7 @@ from tonnage.planner.budget_fit import NEAR, add_budgets
 from tonnage.planner.pricing import price_candidate
 from tonnage.planner.probe import need_of
 from tonnage.planner.search import Search
-from tonnage.shallow.few import roomy
+from tonnage.shallow.depths import roomy
 from tonnage.units import GIB, parse_bytes
 
 LEAST, MOST, ELSE = 9 * GIB, 94 * GIB, 17 * GIB

@@ -7,9 +7,9 @@ import pytest
 
 from solutions import question
 from tonnage.errors import UsageError
+from tonnage.planner.candidates import list_candidates
 from tonnage.planner.contradictions import check_possible, find_ways_out
 from tonnage.planner.question import Question
-from tonnage.planner.space import list_candidates
 from tonnage.trainers import engine
 
 
@@ -55,7 +55,7 @@ def test_default_that_the_search_may_change_is_no_contradiction() -> None:
 
 
 def test_missing_trainer_does_not_raise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "installed", lambda package: None)
+    monkeypatch.setattr(engine, "find_version", lambda package: None)
     check_possible(asked("a100-40gb", engine="torchtitan"))
 
 

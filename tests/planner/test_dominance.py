@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from solutions import FormulaRunner, possible, question
+from tonnage.planner.candidates import list_candidates
 from tonnage.planner.dominance import choose_most_informative, keep_open, needs_at_least
 from tonnage.planner.pricing import Bounded, bound_candidate, price_candidate
 from tonnage.planner.search import Search
-from tonnage.planner.space import list_candidates
 from tonnage.units import GIB
 
 

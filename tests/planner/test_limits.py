@@ -8,10 +8,10 @@ from solutions import FormulaRunner, question
 from tonnage.catalog.devices import device_names, parse_cluster
 from tonnage.errors import GhostUnavailable, UsageError
 from tonnage.planner import limits
+from tonnage.planner.candidates import list_candidates
 from tonnage.planner.limits import find_limit
 from tonnage.planner.nearest import keeping_way
 from tonnage.planner.solve import search
-from tonnage.planner.space import list_candidates
 from tonnage.plans import Plan
 from tonnage.trainers import engine
 
@@ -245,7 +245,7 @@ def test_unknown_find_raises():
 
 @pytest.mark.parametrize("find", [None, *limits.FINDS])
 def test_missing_trainer_is_reported_before_any_pricing(find, monkeypatch):
-    monkeypatch.setattr(engine, "installed", lambda package: None)
+    monkeypatch.setattr(engine, "find_version", lambda package: None)
     asked, formula = question(gpu="8xa100-80gb", model="llama-3.2-1b", engine="torchtitan"), FormulaRunner()
     solution = find_limit(find, asked) if find else search(asked, formula)
     assert (solution.status, solution.looked_at) == ("unsupported", None)

@@ -8,11 +8,11 @@ from solutions import FormulaRunner, question
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable
 from tonnage.planner import nearest
+from tonnage.planner.candidates import list_candidates
 from tonnage.planner.pricing import price_candidate
 from tonnage.planner.probe import Need, need_of
 from tonnage.planner.solution import Remedy
 from tonnage.planner.solve import search
-from tonnage.planner.space import list_candidates
 
 
 def test_refusal_of_every_combination_is_reported():

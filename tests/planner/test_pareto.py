@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from solutions import FormulaRunner, possible, question
+from tonnage.planner.candidates import list_candidates
 from tonnage.planner.pareto import MOST_POINTS
 from tonnage.planner.pricing import price_all
 from tonnage.planner.solve import search
-from tonnage.planner.space import list_candidates
 from tonnage.report import plans
 from tonnage.units import format_gib
 
@@ -49,5 +49,5 @@ def test_points_say_whether_they_fit_and_were_run():
     text = " ".join(plans.render(found).split())
     assert text.count("more than the card has") == len([point for point in found.frontier if not point.fits])
     probed = next(point for point in found.frontier if not point.fits)
-    assert plans.needed(probed) == format_gib(probed.process_bytes)
-    assert plans.needed(replace(probed, whole=False)) == f"~{format_gib(probed.process_bytes)}"
+    assert plans.describe_need(probed) == format_gib(probed.process_bytes)
+    assert plans.describe_need(replace(probed, whole=False)) == f"~{format_gib(probed.process_bytes)}"

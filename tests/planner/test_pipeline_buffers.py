@@ -15,7 +15,7 @@ from tonnage.planner.solution import Candidate
 from tonnage.planner.trial_run import count_micro_batches
 from tonnage.planner.trial_runner import TrialRunner
 from tonnage.plans import Plan
-from tonnage.shallow.few import with_layers
+from tonnage.shallow.depths import with_layers
 
 STEP = 24
 """Micro-batches of a step."""

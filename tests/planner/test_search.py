@@ -11,6 +11,7 @@ from solutions import FormulaRunner, need_bytes, possible, question
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.planner.alternatives import DIFFERENT, difference
 from tonnage.planner.candidate_pool import SMALL, CandidatePool
+from tonnage.planner.candidates import list_candidates
 from tonnage.planner.dominance import needs_at_least
 from tonnage.planner.pricing import price_candidate
 from tonnage.planner.probe import need_of
@@ -19,8 +20,7 @@ from tonnage.planner.refusals import SAME_FAILURES, find_broken_option
 from tonnage.planner.search import Search
 from tonnage.planner.solution import Candidate
 from tonnage.planner.solve import search
-from tonnage.planner.space import list_candidates
-from tonnage.shallow.few import with_layers
+from tonnage.shallow.depths import with_layers
 from tonnage.step.model import causal_network
 from tonnage.techniques import attention
 from tonnage.techniques.tensor_parallel import _not_known

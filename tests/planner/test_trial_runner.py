@@ -16,7 +16,7 @@ from tonnage.planner.solution import Candidate
 from tonnage.planner.solve import search
 from tonnage.planner.trial_run import STEPS, STEPS_EXPANDABLE, TrialRun, count_steps
 from tonnage.plans import Plan
-from tonnage.shallow.few import COMPILED, roomy, with_layers
+from tonnage.shallow.depths import COMPILED, roomy, with_layers
 from tonnage.techniques import choices
 from tonnage.trainers.cases import request
 

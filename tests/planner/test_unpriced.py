@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from solutions import FormulaRunner, question
 from tonnage.catalog.devices import parse_cluster
+from tonnage.planner.candidates import list_candidates
 from tonnage.planner.pricing import price_all
 from tonnage.planner.solve import search
-from tonnage.planner.space import list_candidates
 from tonnage.planner.unpriced import rank_cost
 from tonnage.report import plans, plans_html
 

@@ -6,12 +6,12 @@ import pytest
 
 import estimates
 from tonnage.estimates.estimate import Estimate
-from tonnage.report.advice import advice
+from tonnage.report.advice import suggest
 from tonnage.units import GIB
 
 
 def options(estimate: Estimate) -> list[str]:
-    return [item.what for item in advice(estimate)]
+    return [item.what for item in suggest(estimate)]
 
 
 def with_message(old: str, new: str, **changes: object) -> Estimate:
@@ -21,7 +21,7 @@ def with_message(old: str, new: str, **changes: object) -> Estimate:
 
 
 def test_no_suggestions_when_it_fits():
-    assert advice(estimates.fitting()) == []
+    assert suggest(estimates.fitting()) == []
 
 
 def test_expandable_segments_only_if_the_unallocated_bytes_suffice():
@@ -89,8 +89,11 @@ def test_options_in_use_are_not_suggested():
 def test_half_the_batch_keeps_the_global_batch_only_if_even():
     even = replace(estimates.full_card(), plan={"checkpointing": "full"}, job={"micro_batch": 4, "grad_accum": 3})
     odd = replace(even, job={"micro_batch": 3})
-    assert [(item.what, "--grad-accum 6 keeps" in item.why) for item in advice(even)][-1] == ("--micro-batch 2", True)
-    assert [(item.what, "keeps" in item.why) for item in advice(odd)][-1] == ("--micro-batch 1", False)
+    assert [(item.what, "--grad-accum 6 keeps" in item.why) for item in suggest(even)][-1] == (
+        "--micro-batch 2",
+        True,
+    )
+    assert [(item.what, "keeps" in item.why) for item in suggest(odd)][-1] == ("--micro-batch 1", False)
 
 
 def test_fused_optimizer_only_for_a_shortage_in_the_optimizer():
@@ -113,7 +116,7 @@ def test_moments_are_at_stake_while_they_are_created():
         peak=replace(estimate.peak, by_category=held),
         plan={"optimizer": "adamw", "optimizer_offload": "none"},
     )
-    (suggestion,) = [item for item in advice(making) if item.what == "--optimizer-offload cpu"]
+    (suggestion,) = [item for item in suggest(making) if item.what == "--optimizer-offload cpu"]
     assert "take 32.00 GiB, of which 28.00 GiB were not created yet" in suggestion.why
     assert "--optimizer adamw-8bit" in options(making)
     assert "--optimizer adamw-fused" not in options(making)
@@ -143,7 +146,7 @@ def test_suggestions_for_moments_depend_on_the_sharding(shard: str, engine: str,
         peak=replace(estimate.peak, by_category={"gradient": 16 * GIB, "activation": 4 * GIB}),
         plan={**plan, "engine": engine},
     )
-    suggestions = [item for item in advice(first) if "Adam's moments" in item.why]
+    suggestions = [item for item in suggest(first) if "Adam's moments" in item.why]
     assert [item.what for item in suggestions] == wanted
     assert "take 32.00 GiB or more, and were not created yet" in suggestions[0].why
     assert "--allocator expandable" not in options(first)
@@ -168,10 +171,10 @@ def test_suggestions_smaller_than_the_request_are_omitted():
 def test_temporaries_of_the_model_grow_with_the_batch_too():
     # 21.5 GiB of activations and 0.25 GiB of workspace at a peak in the backward pass; half of that can be saved.
     plan = {"checkpointing": "full", "shard": "none"}
-    (item,) = [item for item in advice(replace(estimates.full_card(), plan=plan)) if "micro-batch" in item.what]
+    (item,) = [item for item in suggest(replace(estimates.full_card(), plan=plan)) if "micro-batch" in item.what]
     assert "activations and temporaries take 21.75 GiB" in item.why
     sharded = replace(estimates.full_card(), plan={**plan, "shard": "zero3"})
-    (item,) = [item for item in advice(sharded) if "micro-batch" in item.what]
+    (item,) = [item for item in suggest(sharded) if "micro-batch" in item.what]
     assert "activations take 21.50 GiB" in item.why
 
 

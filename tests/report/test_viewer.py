@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tonnage.allocator import snapshot as snapshots
+from tonnage.allocator import snapshot
 from tonnage.errors import CannotEstimate
 from tonnage.recorder.tonnage_recorder.layout import ACTIONS, EVENT_COLUMNS
 from tonnage.report import viewer
@@ -44,7 +44,7 @@ TWO_BLOCKS = trace(
 def test_written_snapshot_reads_back(tmp_path):
     path = tmp_path / "snapshot.pickle"
     viewer.write(TWO_BLOCKS, path)
-    read = snapshots.read(path)
+    read = snapshot.read(path)
     (memory,) = read.devices
     assert [event.action for event in memory.events] == [event.action for event in TWO_BLOCKS.events()]
     (segment,) = memory.segments
@@ -85,7 +85,7 @@ def test_any_trace_is_a_snapshot_or_a_clear_error(rows, tmp_path):
         viewer.write(trace(*rows), tmp_path / "snapshot.pickle")
     except CannotEstimate:
         return
-    snapshots.read(tmp_path / "snapshot.pickle")
+    snapshot.read(tmp_path / "snapshot.pickle")
 
 
 def test_unknown_allocator_settings_are_a_clear_error(tmp_path):

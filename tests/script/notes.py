@@ -22,7 +22,7 @@ SETTINGS = {
 }
 
 
-def facts(settings: dict[str, Any] | None = None, network: dict[str, Any] | None = None, **said: Any) -> Facts:
+def facts(settings: dict[str, Any] | None = None, network: dict[str, Any] | None = None, **more: Any) -> Facts:
     """A Trainer of Llama-3.2-1B in fp32 under autocast, with four sequences of 1,024 tokens."""
     config = find_model("llama-3.2-1b").config()  # type: ignore[union-attr]
     notes = {
@@ -36,4 +36,4 @@ def facts(settings: dict[str, Any] | None = None, network: dict[str, Any] | None
         "batch": {"sequences": 4, "tokens": 1024, "least_tokens": 1024},
         "accelerator": {"distributed": "NO", "fsdp": None},
     }
-    return Facts(said={**notes, **said})
+    return Facts(recorded={**notes, **more})

@@ -10,8 +10,8 @@ import estimates
 from solutions import FormulaRunner
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import TrialFailed
+from tonnage.planner.candidates import with_free_choices
 from tonnage.planner.solution import Candidate
-from tonnage.planner.space import with_free_choices
 from tonnage.report.script import render
 from tonnage.script import advice
 from tonnage.script.advice import Asked, advise
@@ -45,9 +45,9 @@ class Scripts:
         words = dict(zip(command[2::2], command[3::2], strict=True))
         plain = {name.removeprefix("--"): int(v) if v.isdigit() else v == "True" or v for name, v in words.items()}
         settings = {**self.first.settings, **plain}
-        said = {**self.first.said, "arguments": {"class": "TrainingArguments", "values": settings}}
+        recorded = {**self.first.recorded, "arguments": {"class": "TrainingArguments", "values": settings}}
         allocator = variables.get("PYTORCH_ALLOC_CONF", "")
-        return estimate, replace(self.first, said=said, allocator_settings=allocator)
+        return estimate, replace(self.first, recorded=recorded, allocator_settings=allocator)
 
 
 class TrialRunner(FormulaRunner):
@@ -69,7 +69,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         scripts = Scripts(first, *peaks)
         monkeypatch.setattr(advice, "_run", scripts)
         monkeypatch.setattr(advice, "TrialRunner", TrialRunner)
-        given = {"said": {}, **asked}
+        given = {"stated": {}, **asked}
         found = advise(Asked(command=command, cluster=parse_cluster(gpu), **given))
         return found, scripts
 
@@ -98,7 +98,9 @@ def test_a_script_that_does_not_fit_gets_flags_and_is_run_again(run):
 
 
 def test_an_option_given_with_its_default_value_is_kept(run):
-    _, scripts = run(facts(options=OPTIONS), 90 * GIB, 30 * GIB, said={"checkpointing": "none", "optimizer": "adamw"})
+    _, scripts = run(
+        facts(options=OPTIONS), 90 * GIB, 30 * GIB, stated={"checkpointing": "none", "optimizer": "adamw"}
+    )
     command, _ = scripts.asked[1]
     assert "--optim" not in command
     assert "--gradient_checkpointing" not in command
@@ -106,7 +108,7 @@ def test_an_option_given_with_its_default_value_is_kept(run):
 
 def test_param_offload_needs_a_launcher():
     for command, possible in ((COMMAND, False), (["torchrun", "--nproc-per-node", "1", *COMMAND[1:]], True)):
-        asked = Asked(command=command, cluster=parse_cluster("a100-80gb"), said={})
+        asked = Asked(command=command, cluster=parse_cluster("a100-80gb"), stated={})
         known = facts(options=OPTIONS)
         question = advice._make_question(asked, understood(known), known)
         assert question.is_open("param_offload") == possible
@@ -115,7 +117,7 @@ def test_param_offload_needs_a_launcher():
 def test_attention_is_kept_because_the_script_chooses_it():
     known = facts(options=OPTIONS)
     for without in ((), ("attention",)):
-        asked = Asked(command=COMMAND, cluster=parse_cluster("t4"), said={}, without=without)
+        asked = Asked(command=COMMAND, cluster=parse_cluster("t4"), stated={}, without=without)
         question = advice._make_question(asked, understood(known), known)
         assert not question.is_open("attention")
         assert with_free_choices(question).attention == "auto"
@@ -153,7 +155,7 @@ def test_if_nothing_fits_the_nearest_plan_is_shown(monkeypatch):
     scripts = Scripts(facts(options=OPTIONS), 90 * GIB)
     monkeypatch.setattr(advice, "_run", scripts)
     monkeypatch.setattr(advice, "TrialRunner", TrialRunner)
-    found = advise(Asked(command=COMMAND, cluster=parse_cluster("rtx-3080"), said={}))
+    found = advise(Asked(command=COMMAND, cluster=parse_cluster("rtx-3080"), stated={}))
     assert found.status == "too_large"
     near = found.solution.nearest
     said = " ".join(render(found).split())
@@ -171,7 +173,7 @@ def test_a_script_that_fails_with_the_changes(run, monkeypatch):
 
     monkeypatch.setattr(advice, "_run", second)
     monkeypatch.setattr(advice, "TrialRunner", TrialRunner)
-    found = advise(Asked(command=COMMAND, cluster=parse_cluster("a100-80gb"), said={}))
+    found = advise(Asked(command=COMMAND, cluster=parse_cluster("a100-80gb"), stated={}))
     assert (found.status, found.failed[0].why) == ("too_large", "unrecognized arguments: --optim")
 
 

@@ -11,13 +11,12 @@ from networks import tiny_job
 from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
-from tonnage.estimates import cache as shelf
-from tonnage.estimates import sources
+from tonnage.estimates import cache, sources
 from tonnage.estimates.predict import estimate
 from tonnage.plans import Plan
 from tonnage.recorder.tonnage_recorder.layout import ACTIONS, EVENT_COLUMNS
-from tonnage.shallow import continuing, few
-from tonnage.shallow.few import with_layers
+from tonnage.shallow import continuing, depths
+from tonnage.shallow.depths import with_layers
 from tonnage.shallow.requests import ALLOC, EMPTY, FREE, MARK, Requests
 from tonnage.shallow.sizes import Sizes
 from tonnage.shallow.tokens import IN_SERIES, BlockRegistry, tokens
@@ -243,7 +242,7 @@ def test_of_the_host_grows_what_is_not_touched():
         )
         for layers, peak in ((3, 142), (4, 157), (5, 170))
     ]
-    found = continuing.continued(runs[0], runs, (3, 4, 5), 9).host
+    found = continuing.extend(runs[0], runs, (3, 4, 5), 9).host
     assert found == {"peak_bytes": 170 + 4 * 14, "pinned_bytes": 90, "zero_bytes": 36, "managed_bytes": 0}
 
 
@@ -285,7 +284,7 @@ def compare(worker, job, plan, cluster, rank=0):
     found = estimate(
         Case(job, plan, cluster), worker=worker, rank=rank, steps=1, repeated=2, few_layers=True, fresh=True
     )
-    assert found.traces[0].layers == (*few.depths_to_continue(job, plan), few.layers_of(job))
+    assert found.traces[0].layers == (*depths.choose_depths_to_continue(job, plan), depths.layers_of(job))
     assert replace(found.estimate.peak, by_category={}) == replace(whole.estimate.peak, by_category={})
     largest = whole.estimate.peak.allocated_bytes
     assert found.estimate.peak.by_category == pytest.approx(whole.estimate.peak.by_category, abs=0.01 * largest)
@@ -329,7 +328,7 @@ def on_a_t4(worker, *columns):
         exchanges=(),
         growing=frozenset(),
     )
-    return worker.again(requests, tiny_job("llama"), Plan(), parse_cluster("t4"), rank=0, repeated=0)
+    return worker.repeat(requests, tiny_job("llama"), Plan(), parse_cluster("t4"), rank=0, repeated=0)
 
 
 @pytest.mark.ghost
@@ -378,7 +377,7 @@ def test_few_layers_say_what_is_asked_for_whichever_allocator_answered(
     worker, tmp_path, monkeypatch, model, plan, fields
 ):
     run, ran = worker.run, []
-    monkeypatch.setattr(shelf, "folder", lambda: tmp_path)
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path)
     monkeypatch.setattr(worker, "run", lambda *asked, **how: ran.append(asked) or run(*asked, **how))
     job = with_layers(tiny_job(model, seq_len=256, **fields), LAYERS)
     cluster = parse_cluster("a100-40gb" if plan.shard == "none" else "4xa100-40gb")

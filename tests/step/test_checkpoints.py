@@ -10,8 +10,7 @@ import torch
 from networks import one_thread, tiny_job  # noqa: F401
 from on_cpu import alone, ready  # noqa: F401
 from tonnage.errors import CannotEstimate
-from tonnage.step import checkpoints
-from tonnage.step import events as occasions
+from tonnage.step import checkpoints, events
 from tonnage.step.step import ReadyStep
 
 
@@ -92,7 +91,7 @@ def test_resuming_brings_the_states_that_a_step_makes(plan: dict[str, Any], plac
     stepped = ready(tiny_job(), **plan)
     stepped.run(1)
     resumed = ready(tiny_job(resume=place), **plan)
-    occasions.before_steps(resumed)
+    events.before_steps(resumed)
     assert shapes(resumed) == shapes(stepped)
     resumed.run(1)
 
@@ -105,7 +104,7 @@ def test_states_in_fewer_bits_are_brought_as_they_are(package: str) -> None:
     job = replace(job, model=replace(job.model, config={**job.model.config, "vocab_size": 4096}))
     for optimizer in values:
         resumed = ready(replace(job, resume="gpu"), optimizer=optimizer)
-        occasions.before_steps(resumed)
+        events.before_steps(resumed)
         coded = [kind for kind, _, dtype, _ in shapes(resumed) if dtype == torch.uint8 or kind is not torch.Tensor]
         assert bool(coded) == (optimizer != "lion"), optimizer
 
@@ -126,7 +125,7 @@ def test_of_adapters_what_is_trained_is_in_the_checkpoint(
         return found
 
     monkeypatch.setattr(checkpoints, "_empty_copy", counted)
-    occasions.before_steps(resumed)
+    events.before_steps(resumed)
     assert made == [3 * resumed.trainable_parameters], "adapters and both moments"
 
 
@@ -156,4 +155,4 @@ def test_what_stands_in_the_way_of_resuming_is_named(plan: dict[str, Any], named
     if package is not None:
         pytest.importorskip(package)
     with pytest.raises(CannotEstimate, match=f"not known here: .*{named}.*; leave resume out, or that"):
-        occasions.before_steps(ready(tiny_job(resume="gpu"), **plan))
+        events.before_steps(ready(tiny_job(resume="gpu"), **plan))

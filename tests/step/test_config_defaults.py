@@ -11,16 +11,15 @@ from transformers import AutoConfig
 
 from tonnage.catalog.models import find_model, model_names
 from tonnage.model import ModelRef
-from tonnage.step import heads
-from tonnage.step import model as models
-from tonnage.step.config_defaults import unsaid
-from tonnage.step.remarks import remarked
+from tonnage.step import heads, model
+from tonnage.step.config_defaults import describe_unstated_sizes
+from tonnage.step.remarks import list_remarks
 
 LLAMA = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
 
 
 def told(model_type: str, **fields: Any) -> list[str]:
-    return list(unsaid(AutoConfig.for_model(model_type, **fields), fields))
+    return list(describe_unstated_sizes(AutoConfig.for_model(model_type, **fields), fields))
 
 
 def test_nothing_is_told_of_what_is_said() -> None:
@@ -66,8 +65,8 @@ def test_a_network_says_so_for_as_long_as_it_lives() -> None:
     del config["vocab_size"]
     ref = ModelRef(name="strange", kind="config", config=config)
     sentence = "the configuration leaves out vocab_size: vocab_size 32,000, as in transformers"
-    network = models.build(ref, dtype=torch.float32, attention=None, device=torch.device("meta"))
-    assert sentence in remarked()
+    network = model.build(ref, dtype=torch.float32, attention=None, device=torch.device("meta"))
+    assert sentence in list_remarks()
     del network
     gc.collect()
-    assert sentence not in remarked()
+    assert sentence not in list_remarks()

@@ -8,14 +8,14 @@ import torch
 from networks import one_thread, tiny_job  # noqa: F401
 from on_cpu import alone, ready  # noqa: F401
 from tonnage.errors import CannotEstimate, UsageError
-from tonnage.step import events as occasions
+from tonnage.step import events
 
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
-    monkeypatch.setattr(occasions, "_listeners", [])
-    occasions.listen(names.append)
+    monkeypatch.setattr(events, "_listeners", [])
+    events.listen(names.append)
     return names
 
 
@@ -30,7 +30,7 @@ def test_everything_comes_once_before_the_last_step(heard: list[str]) -> None:
 
 
 def test_an_occasion_within_another_has_its_part_of_it(heard: list[str]) -> None:
-    with occasions.phase("evaluate"), occasions.phase("generate"):
+    with events.phase("evaluate"), events.phase("generate"):
         heard.append("inside")
     assert heard == ["evaluate", "generate", "inside", "evaluate", ""]
 
@@ -49,14 +49,14 @@ def test_evaluation_runs_batches_of_its_own_without_gradients() -> None:
         ),
         with_kwargs=True,
     )
-    occasions.evaluate(made)
+    events.evaluate(made)
     assert seen == [((3, 24), False, False)] * 2
     assert made.model.training
 
 
 def test_logits_cannot_be_kept_where_there_are_none() -> None:
     with pytest.raises(CannotEstimate, match="choose loss plain"):
-        occasions.evaluate(ready(tiny_job(eval_batch=1, eval_logits=1), loss="chunked"))
+        events.evaluate(ready(tiny_job(eval_batch=1, eval_logits=1), loss="chunked"))
 
 
 @pytest.mark.parametrize(("name", "loss"), [("llama", "fused"), ("t5", "plain"), ("whisper", "plain")])
@@ -65,7 +65,7 @@ def test_generation_goes_on_to_its_length_with_a_cache(name: str, loss: str) -> 
     lengths: list[int] = []
     head: Any = made.model.get_output_embeddings()  # type: ignore[operator]
     head.register_forward_hook(lambda module, arguments, output: lengths.append(arguments[0].shape[1]))
-    occasions.generate(made)
+    events.generate(made)
     assert len(lengths) == 5
     assert lengths[1:] == [1] * 4, "each further token alone: the rest is in the cache"
     made.run(1)

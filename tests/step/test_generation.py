@@ -7,17 +7,16 @@ import torch
 
 from networks import tiny_job
 from tonnage.errors import CannotEstimate, UsageError
-from tonnage.step import generation
-from tonnage.step import model as models
+from tonnage.step import generation, model
 
 CPU = torch.device("cpu")
 
 
 def asked(kind: str, **job: Any) -> dict[str, Any]:
     wanted = tiny_job(kind, **job)
-    module = models.build(wanted.model, dtype=torch.float32, attention=None, device=torch.device("meta"))
+    module = model.build(wanted.model, dtype=torch.float32, attention=None, device=torch.device("meta"))
     sounds = {generation.SOUNDS: torch.zeros(2, 8, 30)}
-    return generation.asked(wanted, generation.network_in(module, wanted), CPU, lambda: sounds)
+    return generation.make_arguments(wanted, generation.network_in(module, wanted), CPU, lambda: sounds)
 
 
 def test_a_prompt_and_what_follows_are_a_sequence() -> None:

@@ -10,9 +10,8 @@ from tonnage.catalog.families import types_with
 from tonnage.errors import CannotEstimate, UnreadableModel
 from tonnage.job import Job
 from tonnage.model import ModelRef
-from tonnage.step import heads
-from tonnage.step import model as models
-from tonnage.step.remarks import remark, remarked
+from tonnage.step import heads, model
+from tonnage.step.remarks import list_remarks, remark
 
 META = torch.device("meta")
 TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -28,7 +27,7 @@ def reference(**config: Any) -> ModelRef:
 
 
 def on_meta(**config: Any) -> Any:
-    return models.build(reference(**config), dtype=torch.float32, attention=None, device=META)
+    return model.build(reference(**config), dtype=torch.float32, attention=None, device=META)
 
 
 @pytest.mark.parametrize(
@@ -116,9 +115,9 @@ def test_remarks_live_as_long_as_their_network() -> None:
     network = torch.nn.Identity()
     remark(network, "a sentence of its own")
     remark(network, "a sentence of its own")
-    assert remarked().count("a sentence of its own") == 1
+    assert list_remarks().count("a sentence of its own") == 1
     del network
-    assert "a sentence of its own" not in remarked()
+    assert "a sentence of its own" not in list_remarks()
 
 
 def test_weights_of_old_constructors_get_memory_where_the_others_do() -> None:
@@ -129,7 +128,7 @@ def test_weights_of_old_constructors_get_memory_where_the_others_do() -> None:
     )  # fmt: skip
     assert all(parameter.is_meta for parameter in network.parameters())
     assert network.config.layerdrop == 0.0
-    assert "layerdrop drops no layer: the step that needs most" in remarked()
+    assert "layerdrop drops no layer: the step that needs most" in list_remarks()
 
 
 @pytest.mark.parametrize(("text", "whole", "tied"), [(False, None, False), (True, None, True), (False, True, True)])
@@ -146,10 +145,10 @@ def test_the_text_model_says_whether_the_head_is_tied(text: bool, whole: bool | 
 def trained(job: Job) -> dict[str, torch.Tensor]:
     """Run one forward and backward on the host with real values; return the batch."""
     torch.manual_seed(0)
-    network = models.build(job.model, dtype=torch.float32, attention=None, device=torch.device("cpu"))
-    models.initialise(network)
-    batch = models.batch(job, network, torch.float32)
-    loss = models.loss_of(network(**batch))
+    network = model.build(job.model, dtype=torch.float32, attention=None, device=torch.device("cpu"))
+    model.initialise(network)
+    batch = model.batch(job, network, torch.float32)
+    loss = model.loss_of(network(**batch))
     loss.backward()
     assert torch.isfinite(loss)
     return batch
@@ -219,7 +218,7 @@ def test_sounds_take_tokens_of_the_text() -> None:
 def test_networks_whose_inputs_are_not_known_are_refused_in_one_line() -> None:
     network = on_meta(model_type="lxmert", architectures=["LxmertForQuestionAnswering"], hidden_size=48)
     with pytest.raises(CannotEstimate, match=r"regions that a detector found.*batch\(job\)"):
-        models.batch(Job(model=reference(model_type="lxmert")), network, torch.float32)
+        model.batch(Job(model=reference(model_type="lxmert")), network, torch.float32)
 
 
 def test_positions_behind_the_padding_are_not_counted() -> None:
@@ -228,5 +227,5 @@ def test_positions_behind_the_padding_are_not_counted() -> None:
         model_type="roberta", **TOWER, vocab_size=61, max_position_embeddings=64, pad_token_id=1
     )  # fmt: skip
     with pytest.raises(Exception, match="learned positions for 62 tokens"):
-        models.check_positions(Job(model=reference(model_type="roberta"), seq_len=63), network)
-    models.check_positions(Job(model=reference(model_type="roberta"), seq_len=62), network)
+        model.check_positions(Job(model=reference(model_type="roberta"), seq_len=63), network)
+    model.check_positions(Job(model=reference(model_type="roberta"), seq_len=62), network)

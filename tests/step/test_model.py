@@ -10,27 +10,27 @@ from networks import EVERY_KIND, TINY, one_thread, tiny, tiny_job  # noqa: F401
 from tonnage.errors import CannotEstimate, UnreadableModel, UsageError
 from tonnage.job import Job
 from tonnage.model import ModelRef
-from tonnage.step import model as models
+from tonnage.step import model
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
 
 
 def built(name: str, device: torch.device = CPU, **changes: Any) -> nn.Module:
-    return models.build(tiny(name, **changes), dtype=torch.float32, attention=None, device=device)
+    return model.build(tiny(name, **changes), dtype=torch.float32, attention=None, device=device)
 
 
 def initialised(name: str) -> nn.Module:
     torch.manual_seed(0)
     network = built(name)
-    models.initialise(network)
+    model.initialise(network)
     return network
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_every_architecture_trains(name: str) -> None:
     network = initialised(name)
-    loss = models.loss_of(network(**models.batch(tiny_job(name), network, torch.float32)))
+    loss = model.loss_of(network(**model.batch(tiny_job(name), network, torch.float32)))
     loss.backward()
     assert math.isfinite(loss.item())
     without = [key for key, p in network.named_parameters() if p.grad is None and p.requires_grad]
@@ -70,7 +70,7 @@ def test_initialised_as_transformers_does_it() -> None:
 
 @pytest.mark.parametrize("name", EVERY_KIND)
 def test_layers_are_found_in_every_architecture(name: str) -> None:
-    lists = models.layer_lists(built(name, META))
+    lists = model.layer_lists(built(name, META))
     assert [len(found) for found in lists] == ([3, 3] if name == "t5" else [3])
 
 
@@ -81,7 +81,7 @@ def test_layers_are_outermost_uniform_lists() -> None:
             self.experts = nn.ModuleList(nn.Linear(2, 2) for _ in range(4))
 
     network = nn.Sequential(nn.Linear(2, 2), nn.ModuleList(Layer() for _ in range(2)), nn.ModuleList())
-    assert [type(layer).__name__ for layer in models.layers(network)] == ["Layer", "Layer"]
+    assert [type(layer).__name__ for layer in model.layers(network)] == ["Layer", "Layer"]
 
 
 @pytest.mark.parametrize(
@@ -97,28 +97,28 @@ def test_layers_are_outermost_uniform_lists() -> None:
     ],
 )
 def test_task(config: dict[str, Any], task: str) -> None:
-    assert models.task(config) == task
+    assert model.task(config) == task
 
 
 def test_batches_are_full_sequences_without_a_mask() -> None:
-    made = models.batch(tiny_job("llama"), built("llama", META), torch.float32)
+    made = model.batch(tiny_job("llama"), built("llama", META), torch.float32)
     assert {key: tuple(tensor.shape) for key, tensor in made.items()} == {"input_ids": (2, 24), "labels": (2, 24)}
     assert all(tensor.device == CPU for tensor in made.values())
 
 
 def test_images_come_in_the_dtype_asked_for() -> None:
-    made = models.batch(tiny_job("vit"), built("vit", META), torch.bfloat16)
+    made = model.batch(tiny_job("vit"), built("vit", META), torch.bfloat16)
     assert made["pixel_values"].shape == (2, 3, 16, 16)
     assert made["pixel_values"].dtype == torch.bfloat16
 
 
 def test_images_take_tokens_of_the_text() -> None:
-    made = models.batch(tiny_job("gemma3"), built("gemma3", META), torch.float32)
+    made = model.batch(tiny_job("gemma3"), built("gemma3", META), torch.float32)
     assert made["pixel_values"].shape == (2, 3, 32, 32)
     assert (made["input_ids"] == 60).sum(1).tolist() == [4, 4]
     assert torch.equal(made["token_type_ids"] == 1, made["input_ids"] == 60)
     with pytest.raises(UsageError, match="takes 5 tokens"):
-        models.batch(tiny_job("gemma3", seq_len=4), built("gemma3", META), torch.float32)
+        model.batch(tiny_job("gemma3", seq_len=4), built("gemma3", META), torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_images_take_tokens_of_the_text() -> None:
     ],
 )
 def test_images_come_as_the_family_wants_them(name: str, tokens: int, pixels: tuple[int, ...]) -> None:
-    made = models.batch(tiny_job(name), built(name, META), torch.float32)
+    made = model.batch(tiny_job(name), built(name, META), torch.float32)
     assert made["pixel_values"].shape == pixels
     assert (made["input_ids"] == 60).sum(1).tolist() == [tokens, tokens] or tokens == 0
     assert ((made["labels"] == -100) == (made["input_ids"] == 60)).all() or tokens == 0
@@ -146,20 +146,20 @@ def test_images_come_as_the_family_wants_them(name: str, tokens: int, pixels: tu
 
 def test_images_may_be_several_or_none() -> None:
     network = built("qwen2_5_vl", META)
-    made = models.batch(tiny_job("qwen2_5_vl", images=2), network, torch.float32)
+    made = model.batch(tiny_job("qwen2_5_vl", images=2), network, torch.float32)
     assert made["image_grid_thw"].tolist() == [[1, 4, 8]] * 4
-    assert set(models.batch(tiny_job("qwen2_5_vl", images=0), network, torch.float32)) == {"input_ids", "labels"}
+    assert set(model.batch(tiny_job("qwen2_5_vl", images=0), network, torch.float32)) == {"input_ids", "labels"}
     with pytest.raises(UsageError, match=r"3 x an image .* takes 27 tokens"):
-        models.batch(tiny_job("qwen2_5_vl", images=3), network, torch.float32)
+        model.batch(tiny_job("qwen2_5_vl", images=3), network, torch.float32)
 
 
 def test_a_size_that_the_family_does_not_take_is_refused() -> None:
     with pytest.raises(UsageError, match="16x16 pixels whatever their size"):
-        models.batch(tiny_job("llava", image_size="32x16"), built("llava", META), torch.float32)
+        model.batch(tiny_job("llava", image_size="32x16"), built("llava", META), torch.float32)
 
 
 def test_sounds_have_the_frames_that_the_encoder_hears() -> None:
-    made = models.batch(tiny_job("whisper"), built("whisper", META), torch.float32)
+    made = model.batch(tiny_job("whisper"), built("whisper", META), torch.float32)
     assert {key: tuple(tensor.shape) for key, tensor in made.items()} == {
         "input_features": (2, 8, 24),
         "labels": (2, 24),
@@ -168,8 +168,8 @@ def test_sounds_have_the_frames_that_the_encoder_hears() -> None:
 
 def test_sequences_longer_than_learned_positions_are_refused() -> None:
     with pytest.raises(UsageError, match=r"64 tokens, and seq_len is 65"):
-        models.check_positions(tiny_job("gpt2", seq_len=65), built("gpt2", META))
-    models.check_positions(tiny_job("llama", seq_len=65), built("llama", META))  # rotary positions have no table
+        model.check_positions(tiny_job("gpt2", seq_len=65), built("gpt2", META))
+    model.check_positions(tiny_job("llama", seq_len=65), built("llama", META))  # rotary positions have no table
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_sequences_longer_than_learned_positions_are_refused() -> None:
 def test_unusable_configurations_end_in_one_line(config: dict[str, Any]) -> None:
     reference = ModelRef(name="mine", kind="config", config=config)
     with pytest.raises(UnreadableModel) as caught:
-        models.build(reference, dtype=torch.float32, attention=None, device=META)
+        model.build(reference, dtype=torch.float32, attention=None, device=META)
     assert "\n" not in str(caught.value)
 
 
@@ -202,7 +202,7 @@ def test_unusable_configurations_end_in_one_line(config: dict[str, Any]) -> None
 def test_what_transformers_does_not_know_is_named_by_its_field(changed: dict[str, Any], said: str) -> None:
     reference = ModelRef(name="mine", kind="config", config={**TINY["llama"], **changed})
     with pytest.raises(UnreadableModel) as caught:
-        models.build(reference, dtype=torch.float32, attention=None, device=META)
+        model.build(reference, dtype=torch.float32, attention=None, device=META)
     assert said in str(caught.value)
 
 
@@ -210,23 +210,23 @@ def test_attention_that_a_network_has_no_code_for_is_refused_with_what_it_has() 
     config = {"model_type": "gemma2", **{key: value for key, value in TINY["llama"].items() if key != "model_type"}}
     reference = ModelRef(name="mine", kind="config", config=config)
     with pytest.raises(UsageError) as caught:
-        models.build(reference, dtype=torch.float32, attention="sdpa", device=META)
+        model.build(reference, dtype=torch.float32, attention="sdpa", device=META)
     assert str(caught.value) == (
         "transformers' Gemma2ForCausalLM has no sdpa attention, which mine would need for --attention math, "
         "efficient, flash, cudnn; possible: auto, eager, flex."
     )
-    assert models.build(reference, dtype=torch.float32, attention="eager", device=META) is not None
+    assert model.build(reference, dtype=torch.float32, attention="eager", device=META) is not None
 
 
 def test_a_configuration_that_cannot_be_built_is_not_blamed_on_the_attention() -> None:
     reference = ModelRef(name="mine", kind="config", config={**TINY["llama"], "hidden_act": "no-such-activation"})
     with pytest.raises(UnreadableModel, match="hidden_act"):
-        models.build(reference, dtype=torch.float32, attention="sdpa", device=META)
+        model.build(reference, dtype=torch.float32, attention="sdpa", device=META)
 
 
 def test_more_tokens_than_a_host_holds_are_refused() -> None:
     with pytest.raises(UsageError, match="134,217,728"):
-        models.batch(replace(tiny_job("llama"), seq_len=10**20), nn.Identity(), torch.float32)
+        model.batch(replace(tiny_job("llama"), seq_len=10**20), nn.Identity(), torch.float32)
 
 
 class Regression(nn.Module):
@@ -264,35 +264,35 @@ def test_what_a_factory_makes_must_be_a_batch(made: Any, named: str) -> None:
     module = nn.Linear(2, 2)
     module.batch = lambda job: made  # type: ignore[assignment]
     with pytest.raises(CannotEstimate, match=f"Linear returned {named}; it must return a dict of CPU tensors"):
-        models.batch(tiny_job("llama"), module, torch.float32)
+        model.batch(tiny_job("llama"), module, torch.float32)
 
 
 def test_a_factory_is_called_with_dtype_and_device() -> None:
-    module = models.build(factory("Regression"), dtype=torch.bfloat16, attention=None, device=META)
+    module = model.build(factory("Regression"), dtype=torch.bfloat16, attention=None, device=META)
     assert {(p.dtype, p.device) for p in module.parameters()} == {(torch.bfloat16, META)}
     assert torch.get_default_dtype() == torch.float32
 
 
 def test_a_factory_that_returns_no_module_is_refused() -> None:
     with pytest.raises(UnreadableModel, match="returned int"):
-        models.build(factory("not_a_module"), dtype=torch.float32, attention=None, device=CPU)
+        model.build(factory("not_a_module"), dtype=torch.float32, attention=None, device=CPU)
     with pytest.raises(UnreadableModel, match="META is a device; give a function"):
-        models.build(factory("META"), dtype=torch.float32, attention=None, device=CPU)
+        model.build(factory("META"), dtype=torch.float32, attention=None, device=CPU)
 
 
 def test_a_factory_that_cannot_be_imported_is_refused() -> None:
     with pytest.raises(UnreadableModel, match=r"Cannot import.*no_such_thing"):
-        models.build(factory("no_such_thing"), dtype=torch.float32, attention=None, device=CPU)
+        model.build(factory("no_such_thing"), dtype=torch.float32, attention=None, device=CPU)
 
 
 def test_a_module_without_a_batch_is_refused() -> None:
-    module = models.build(factory("silent"), dtype=torch.float32, attention=None, device=CPU)
+    module = model.build(factory("silent"), dtype=torch.float32, attention=None, device=CPU)
     job = Job(model=factory("silent"))
     with pytest.raises(CannotEstimate, match=r"batch\(job\)"):
-        models.batch(job, module, torch.float32)
+        model.batch(job, module, torch.float32)
 
 
 def test_a_forward_without_a_loss_is_refused() -> None:
     with pytest.raises(CannotEstimate, match="without a loss"):
-        models.loss_of(torch.ones(3))
-    assert models.loss_of((torch.tensor(2.0), "rest")).item() == 2.0
+        model.loss_of(torch.ones(3))
+    assert model.loss_of((torch.tensor(2.0), "rest")).item() == 2.0

@@ -5,13 +5,13 @@ import torch
 
 from networks import tiny
 from tonnage.errors import CannotEstimate, UsageError
-from tonnage.step import model as models
+from tonnage.step import model
 from tonnage.step.stages import Stage, cut, layers_of_stage
 
 
 def stage(index: int, count: int, name: str = "llama", **changes: object) -> Stage:
     reference = tiny(name, **changes)
-    network = models.build(reference, dtype=torch.float32, attention=None, device=torch.device("meta"))
+    network = model.build(reference, dtype=torch.float32, attention=None, device=torch.device("meta"))
     return cut(network, index=index, count=count)
 
 
@@ -28,7 +28,7 @@ def test_layers_are_dealt_out_evenly_and_the_first_stage_gets_none_of_the_rest(
 
 
 def test_every_parameter_is_on_one_stage_under_its_name() -> None:
-    whole = models.build(tiny("llama"), dtype=torch.float32, attention=None, device=torch.device("meta"))
+    whole = model.build(tiny("llama"), dtype=torch.float32, attention=None, device=torch.device("meta"))
     held = [{name for name, _ in stage(index, 3).network.named_parameters()} for index in range(3)]
     assert sorted(name for names in held for name in names) == sorted(name for name, _ in whole.named_parameters())
     assert {name.split(".")[2] for name in held[1]} == {"1"}
@@ -37,7 +37,7 @@ def test_every_parameter_is_on_one_stage_under_its_name() -> None:
 
 
 def test_layers_of_other_stages_are_not_among_the_repeated_ones() -> None:
-    assert len(models.layers(stage(1, 2, num_hidden_layers=4))) == 2
+    assert len(model.layers(stage(1, 2, num_hidden_layers=4))) == 2
 
 
 def test_a_weight_that_is_embedding_and_head_has_two_copies() -> None:

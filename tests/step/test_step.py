@@ -21,7 +21,7 @@ from tonnage.errors import CannotEstimate
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
-from tonnage.step import model as models
+from tonnage.step import model
 from tonnage.step.step import ReadyStep
 from tonnage.techniques import build
 
@@ -58,13 +58,13 @@ def weights_after(job: Job, plan: Plan, count: int) -> dict[str, torch.Tensor]:
 def by_hand(job: Job, optimizer: Callable[[Any], torch.optim.Optimizer], count: int) -> dict[str, torch.Tensor]:
     """Return the weights after the same training in plain PyTorch and transformers."""
     torch.manual_seed(0)
-    network = models.build(job.model, dtype=torch.float32, attention=None, device=torch.device("cpu"))
-    models.initialise(network)
+    network = model.build(job.model, dtype=torch.float32, attention=None, device=torch.device("cpu"))
+    model.initialise(network)
     chosen = optimizer(network.parameters())
     torch.manual_seed(1)
     for _ in range(count):
         for _ in range(job.grad_accum):
-            batch = models.batch(job, network, torch.float32)
+            batch = model.batch(job, network, torch.float32)
             (network(**batch).loss / job.grad_accum).backward()
         chosen.step()
         chosen.zero_grad()
@@ -139,7 +139,7 @@ def test_checkpointed_layers_run_twice(checkpointing: str, calls: float) -> None
         nonlocal count
         count += 1
 
-    for layer in models.layers(made.model):
+    for layer in model.layers(made.model):
         layer.post_attention_layernorm.register_forward_pre_hook(counted)  # type: ignore[union-attr]
     made.micro_batch(made.next_batch())
     assert count == 3 * calls
@@ -375,7 +375,7 @@ class TestLora:
         losses = []
         for method in ("full", "lora"):
             made = ready(tiny_job(method=method), Plan(precision="fp32"))
-            losses.append(models.loss_of(made.model(**tokens())).item())
+            losses.append(model.loss_of(made.model(**tokens())).item())
         assert losses[0] == losses[1]
 
     @pytest.mark.parametrize("checkpointing", ["full", "selective"])
@@ -463,7 +463,7 @@ def test_one_rank_of_many_builds_alone() -> None:
 def parameters_of_llama() -> int:
     return sum(
         p.numel()
-        for p in models.build(
+        for p in model.build(
             tiny("llama"), dtype=torch.float32, attention=None, device=torch.device("meta")
         ).parameters()
     )

@@ -6,7 +6,7 @@ import torch
 from networks import one_thread, tiny, tiny_job  # noqa: F401
 from tonnage.errors import CannotEstimate
 from tonnage.plans import Plan
-from tonnage.step import model as models
+from tonnage.step import model
 from tonnage.techniques import budget, build
 from tonnage.techniques.budgeting import hostward, prices
 from tonnage.techniques.budgeting.frontier import Piece
@@ -23,7 +23,7 @@ def run(budget_text, batches=2, name="llama", offload="none", **job):
     torch.manual_seed(1)
     for _ in range(batches):
         made.micro_batch(made.next_batch())
-    states = [layer.forward.func.__self__ for layer in models.layers(made.model) if budget_text != "none"]
+    states = [layer.forward.func.__self__ for layer in model.layers(made.model) if budget_text != "none"]
     gradients = {name: p.grad for name, p in made.model.named_parameters() if p.grad is not None}
     return list(states[0].chosen) if states else [], gradients
 
@@ -154,7 +154,7 @@ def made(budget_text):
 
 def with_new_weights(step, when):
     """Make every layer's down projection replace its weight when told so."""
-    for layer in models.layers(step.model):
+    for layer in model.layers(step.model):
         projection = layer.mlp.down_proj
         projection.calls, plain = 0, projection.forward
 

@@ -13,7 +13,7 @@ from tonnage.case import Case
 from tonnage.catalog.devices import find_device
 from tonnage.cluster import Cluster
 from tonnage.plans import Plan
-from tonnage.step import model as models
+from tonnage.step import model
 from tonnage.step.step import ReadyStep
 from tonnage.techniques import build, refusals
 
@@ -38,7 +38,7 @@ def tokens() -> dict[str, torch.Tensor]:
 
 def mlp(made: ReadyStep) -> Any:
     """Return the up projection of the first layer, 32 -> 48, without its adapter."""
-    layer: Any = models.layers(made.model)[0]
+    layer: Any = model.layers(made.model)[0]
     return layer.mlp.up_proj.base_layer
 
 
@@ -53,7 +53,7 @@ class TestQlora:
         theirs = scripted(quant, name, tmp_path)
         ours = {key: (p.dtype, p.shape, p.requires_grad) for key, p in made.model.named_parameters()}
         assert ours == {key: (p.dtype, p.shape, p.requires_grad) for key, p in theirs.named_parameters()}
-        torch.testing.assert_close(models.loss_of(made.model(**tokens())), models.loss_of(theirs(**tokens())))
+        torch.testing.assert_close(model.loss_of(made.model(**tokens())), model.loss_of(theirs(**tokens())))
 
     def test_bytes_of_a_layer(self) -> None:
         elements, blocks = 32 * 48, 32 * 48 // 64

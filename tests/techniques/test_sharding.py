@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 
 from networks import one_thread, tiny_job  # noqa: F401
 from tonnage.plans import Plan
-from tonnage.step import model as models
+from tonnage.step import model
 from tonnage.step.main_weights import MainOptimizer
 from tonnage.step.step import ReadyStep
 from tonnage.techniques import build
@@ -62,11 +62,11 @@ def trained(plan: Plan, method: str, network: str, world: int, rank: int, mine: 
     )
     same_start(ready)
     handed = iter(mine)
-    original, models.batch = models.batch, lambda *arguments: next(handed)  # type: ignore[assignment]
+    original, model.batch = model.batch, lambda *arguments: next(handed)  # type: ignore[assignment]
     try:
         ready.run(STEPS if mine else 0)
     finally:
-        models.batch = original
+        model.batch = original
     return {
         name.removeprefix("module."): getattr(p, "full_tensor", lambda p=p: p)().detach().clone()
         for name, p in ready.model.named_parameters()
@@ -144,7 +144,7 @@ def test_mixed_precision_is_fsdps_own() -> None:
     )
     try:
         inside: set[torch.dtype] = set()
-        layer: Any = models.layers(ready.model)[0]
+        layer: Any = model.layers(ready.model)[0]
         layer.register_forward_pre_hook(lambda module, arguments: inside.add(module.mlp.up_proj.weight.dtype))
         ready.micro_batch(ready.next_batch())
         assert ready.step.autocast_dtype is None
@@ -171,8 +171,8 @@ def test_sharded_adapters_start_as_peft_starts_them() -> None:
 def test_zero2_keeps_layers_gathered(shard: str, kept: bool) -> None:
     ready = build(tiny_job(), Plan(precision="fp32", shard=shard), device="cpu", world_size=2, initialise=True)
     try:
-        loss = models.loss_of(ready.model(**ready.next_batch()))
-        weight = models.layers(ready.model)[0].mlp.up_proj.weight  # type: ignore[union-attr]
+        loss = model.loss_of(ready.model(**ready.next_batch()))
+        weight = model.layers(ready.model)[0].mlp.up_proj.weight  # type: ignore[union-attr]
         assert (type(weight) is torch.nn.Parameter) == kept  # sharded parameters are DTensors
         loss.backward()
     finally:

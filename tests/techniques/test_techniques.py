@@ -17,7 +17,7 @@ from tonnage.errors import UsageError
 from tonnage.job import METHODS, Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
-from tonnage.techniques import TECHNIQUES, chosen, environment, refusals
+from tonnage.techniques import TECHNIQUES, environment, refusals, select_techniques
 from tonnage.techniques.technique import Technique
 
 H100 = Cluster(device=find_device("h100-80gb"), gpus_per_node=8, nodes=2)
@@ -41,7 +41,7 @@ def asking_for(technique: Technique, value: str) -> tuple[Job, Plan]:
 @pytest.mark.parametrize(("technique", "value"), [(t, value) for t in TECHNIQUES for value in t.values])
 def test_every_value_has_one_technique_that_accepts_a_plain_job(technique: Technique, value: str) -> None:
     job, plan = asking_for(technique, value)
-    assert [t for t in chosen(job, plan) if t.option == technique.option] == [technique]
+    assert [t for t in select_techniques(job, plan) if t.option == technique.option] == [technique]
     refusal = technique.accepts(Case(job, plan, H100))
     needed = [name for name in technique.libraries if name != "triton"]  # which comes with a ghost's torch
     missing = [name for name in needed if find_spec(name.split(".")[0]) is None]

@@ -15,7 +15,7 @@ from tonnage.timing.kinds import read_shape
 from tonnage.timing.layer import layer_operations, layer_weights
 from tonnage.timing.operations import Slice
 from tonnage.timing.software import software
-from tonnage.timing.timing import timing
+from tonnage.timing.timing import time_step
 from tonnage.timing.work import Work
 
 LLAMA = read_shape(find_model("llama-3.2-1b").config())
@@ -84,7 +84,7 @@ def test_a_mask_has_attention_compute_what_it_hides():
 def step(shape=LLAMA, **plan):
     model = ModelRef(name="llama-3.2-1b", kind="config", config=find_model("llama-3.2-1b").config())
     job = Job(model=model, seq_len=plan.pop("seq_len", 2048), micro_batch=2, packing=plan.pop("packing", None))
-    return timing(shape, Work.of(job, Plan(**plan), ONE), ONE, EAGER)
+    return time_step(shape, Work.of(job, Plan(**plan), ONE), ONE, EAGER)
 
 
 def test_compiled_layers_are_faster_and_a_network_as_a_whole_pays_for_its_mask():

@@ -9,7 +9,7 @@ from tonnage.mesh import Mesh
 from tonnage.plans import Plan
 from tonnage.timing import rates
 from tonnage.timing.software import software
-from tonnage.timing.timing import timing
+from tonnage.timing.timing import time_step
 from tonnage.timing.work import Work
 
 
@@ -18,12 +18,12 @@ def test_averaging_of_sharded_gradients_hides_layer_by_layer():
     within = replace(PLAIN, axes=Mesh(dp_replicate=1, dp_shard=8), shard="zero3", micro_batch=2)
     across = replace(within, axes=Mesh(dp_replicate=2, dp_shard=8), shard="hsdp")
     two = replace(EIGHT, nodes=2)
-    one, both = (timing(LLAMA, work, place, EAGER) for work, place in ((within, EIGHT), (across, two)))
+    one, both = (time_step(LLAMA, work, place, EAGER) for work, place in ((within, EIGHT), (across, two)))
     moved = LLAMA.parameters / 8 * 2  # bytes of each rank's gradients, once there and once back through its adapter
     lasting = moved / (50e9 * EAGER.far_part)
     assert 0 < both.communication_seconds - one.communication_seconds < 0.35 * lasting
     slow = replace(two, network_bytes_per_second=1e9)
-    late = timing(LLAMA, across, slow, EAGER).communication_seconds
+    late = time_step(LLAMA, across, slow, EAGER).communication_seconds
     assert late > both.communication_seconds + 0.5 * moved / (1e9 * EAGER.far_part)
 
 
@@ -33,7 +33,7 @@ def test_fsdp2_copies_gathered_weights_out_of_their_buffer():
 
     def exchanged(shard, **plan):
         work = Work.of(llama_job(seq_len=8192), Plan(shard=shard, **plan), EIGHT)
-        step, without = (timing(LLAMA, each, EIGHT, EAGER) for each in (work, replace(work, unpacked=False)))
+        step, without = (time_step(LLAMA, each, EIGHT, EAGER) for each in (work, replace(work, unpacked=False)))
         return step.step_seconds - without.step_seconds
 
     assert exchanged("zero2") == pytest.approx(whole, rel=0.01)
@@ -42,15 +42,15 @@ def test_fsdp2_copies_gathered_weights_out_of_their_buffer():
 
 
 def test_gathering_weights_hides_behind_computation_but_slows_it_down():
-    alone = timing(LLAMA, replace(PLAIN, micro_batch=4), ONE, EAGER).communication_seconds
+    alone = time_step(LLAMA, replace(PLAIN, micro_batch=4), ONE, EAGER).communication_seconds
     sharded = replace(PLAIN, micro_batch=4, axes=Mesh(dp_shard=8), shard="zero3")
-    near = timing(LLAMA, sharded, EIGHT, EAGER)
+    near = time_step(LLAMA, sharded, EIGHT, EAGER)
     assert alone == 0
     gathered = 3 * LLAMA.layers * LLAMA.dense_layer_parameters * 2 * 7 / 8
     link = 450e9 * 0.8 * EAGER.near_part
     assert near.communication_seconds < 0.8 * gathered / link  # half of it, and the ends
     # what nothing is computed beside takes all its time
-    few = timing(LLAMA, replace(sharded, micro_batch=1, seq_len=128), EIGHT, EAGER)
+    few = time_step(LLAMA, replace(sharded, micro_batch=1, seq_len=128), EIGHT, EAGER)
     assert few.communication_seconds + few.host_seconds > near.communication_seconds
 
 
@@ -59,21 +59,21 @@ def test_whole_gradients_are_handed_over_once_a_step():
 
     def exchanged(**changes):
         work = replace(PLAIN, axes=Mesh(dp_shard=8), shard="zero3", seq_len=64, grad_accum=8, **changes)
-        return timing(LLAMA, work, EIGHT, EAGER).communication_seconds
+        return time_step(LLAMA, work, EIGHT, EAGER).communication_seconds
 
     each, once = exchanged(averages_each=True), exchanged()
     assert 0.66 < once / each < 0.76  # 17 of 24, less what the layers hide, more the ends of the network
     assert exchanged(whole_gradient_bytes=4) > once
     in_pipeline = replace(PLAIN, axes=Mesh(dp_shard=8, pp=8), shard="zero2", seq_len=64, grad_accum=8)
     again = replace(in_pipeline, grad_accum=80)
-    first, tenfold = (timing(LLAMA, work, MANY, EAGER).communication_seconds for work in (in_pipeline, again))
+    first, tenfold = (time_step(LLAMA, work, MANY, EAGER).communication_seconds for work in (in_pipeline, again))
     assert tenfold < 5 * first  # what stages send grows, what they gathered stays
 
 
 def test_zero2_averages_gradients_after_each_micro_batch_and_gathers_weights_after_a_step():
     work = Work.of(llama_job(grad_accum=4), Plan(shard="zero2", engine="deepspeed"), EIGHT)
     assert (work.sharded, work.averages_each, work.weight_bytes, work.main_weights) == (False, True, 2, True)
-    one, four = (timing(LLAMA, replace(work, grad_accum=n), EIGHT, EAGER) for n in (1, 4))
+    one, four = (time_step(LLAMA, replace(work, grad_accum=n), EIGHT, EAGER) for n in (1, 4))
     assert four.optimizer_seconds == one.optimizer_seconds
     assert 1.2 < four.communication_seconds / one.communication_seconds < 4
 
@@ -85,8 +85,8 @@ def test_experts_are_averaged_among_those_that_have_the_same():
 
     def averaging(ep):
         work = replace(PLAIN, axes=Mesh(dp_replicate=64, ep=ep), experts_overlapped=True)
-        kept = timing(MIXTRAL, replace(work, shard="none"), MANY, code).communication_seconds
-        return timing(MIXTRAL, replace(work, shard="ddp"), MANY, code).communication_seconds - kept
+        kept = time_step(MIXTRAL, replace(work, shard="none"), MANY, code).communication_seconds
+        return time_step(MIXTRAL, replace(work, shard="ddp"), MANY, code).communication_seconds - kept
 
     routed = MIXTRAL.layers * MIXTRAL.experts * MIXTRAL.expert_parameters
     plain = 2 * (MIXTRAL.parameters - routed) * 2 * 63 / 64 / (8 * 50e9)
@@ -100,7 +100,7 @@ def test_fsdp2_takes_the_host_75_us_for_each_tensor_and_gather():
 
     def more(**changes):
         work = replace(alone, **changes)
-        with_it, without = (timing(LLAMA, replace(work, unpacked=on), ONE, EAGER) for on in (True, False))
+        with_it, without = (time_step(LLAMA, replace(work, unpacked=on), ONE, EAGER) for on in (True, False))
         return with_it.host_seconds - without.host_seconds + with_it.compute_seconds - without.compute_seconds
 
     copied = 2 * 2 * 2 * LLAMA.parameters / (4800e9 * rates.card(ONE.device).memory)

@@ -11,7 +11,7 @@ from tonnage.mesh import Mesh
 from tonnage.plans import Plan
 from tonnage.timing.host import copy_seconds, update_seconds
 from tonnage.timing.memory import offloaded_bytes
-from tonnage.timing.timing import timing
+from tonnage.timing.timing import time_step
 from tonnage.timing.work import Work
 
 EIGHT = replace(ONE, gpus_per_node=8)
@@ -36,8 +36,8 @@ def test_ranks_of_a_machine_share_its_memory_and_machines_do_not():
     assert update_seconds(BILLION, FUSED, SIXTEEN) == pytest.approx(8 * alone)
     # so a network divided among the ranks of one machine takes as long as on one card
     whole = replace(FUSED, param_offload=True, shard="zero3")
-    step = timing(LLAMA, whole, ONE, EAGER).optimizer_seconds
-    divided = timing(LLAMA, replace(whole, axes=Mesh(dp_shard=8)), EIGHT, EAGER).optimizer_seconds
+    step = time_step(LLAMA, whole, ONE, EAGER).optimizer_seconds
+    divided = time_step(LLAMA, replace(whole, axes=Mesh(dp_shard=8)), EIGHT, EAGER).optimizer_seconds
     assert divided == pytest.approx(step)
 
 
@@ -66,7 +66,7 @@ def test_part_of_the_states_is_part_of_the_copies():
 
 def test_a_fraction_is_divided_between_card_and_host():
     steps = [
-        timing(LLAMA, replace(FUSED, optimizer_offload=part), ONE, EAGER).optimizer_seconds
+        time_step(LLAMA, replace(FUSED, optimizer_offload=part), ONE, EAGER).optimizer_seconds
         for part in (0.0, 0.5, 1.0)
     ]
     assert steps[0] < steps[1] < steps[2]
@@ -83,7 +83,7 @@ def test_the_plan_decides_which_part_of_the_states_is_offloaded(plan, part):
 def test_deepspeeds_adam_is_one_pass():
     work = Work.of(llama_job(), Plan(engine="deepspeed", shard="zero3", optimizer_offload="cpu"), EIGHT)
     assert work.optimizer == "adamw-fused"
-    step = timing(LLAMA, work, EIGHT, EAGER)
+    step = time_step(LLAMA, work, EIGHT, EAGER)
     # ml-engineering's steps take 2.1 s besides computation
     assert step.optimizer_seconds + step.copy_seconds == pytest.approx(2.14, rel=0.05)
     assert step.bound_by == "host"
@@ -93,11 +93,11 @@ def test_torchs_own_offload_of_activations_hides_no_copy():
     """`save_on_cpu` waits for each: 60 GB there and back take longer than the layers, however long those take."""
 
     def copies(**changes):
-        return timing(LLAMA, replace(PLAIN, activation_offload=True, **changes), ONE, EAGER).copy_seconds
+        return time_step(LLAMA, replace(PLAIN, activation_offload=True, **changes), ONE, EAGER).copy_seconds
 
     there_and_back = 2 * 32 * offloaded_bytes(LLAMA, replace(PLAIN, activation_offload=True))
     assert copies() == pytest.approx(there_and_back / (0.85 * ONE.device.pcie_bytes_per_second))
-    assert copies() > timing(LLAMA, replace(PLAIN, checkpointing="full"), ONE, EAGER).recompute_seconds
+    assert copies() > time_step(LLAMA, replace(PLAIN, checkpointing="full"), ONE, EAGER).recompute_seconds
     assert copies(copies_beside=True) < copies() / 2
     assert copies(checkpointing="full") < copies() / 20
 
@@ -109,7 +109,7 @@ def test_weights_of_one_gpu_come_from_its_host():
 
     def copies(seq_len, **changes):
         work = replace(Work.of(llama_job(seq_len=seq_len), plan, ONE), **changes)
-        return timing(LLAMA, work, ONE, EAGER).copy_seconds
+        return time_step(LLAMA, work, ONE, EAGER).copy_seconds
 
     whole = 3 * 4 * LLAMA.parameters / rate
     assert copies(16384) == pytest.approx(whole / 2)
@@ -117,4 +117,4 @@ def test_weights_of_one_gpu_come_from_its_host():
     assert copies(16384, grad_accum=4) == pytest.approx(4 * whole / 2)
     assert copies(16384, grad_accum=4, averages_each=False) == pytest.approx((4 * 2 / 3 + 1 / 3) * whole / 2)
     assert copies(16384, shard="zero2") == pytest.approx(2 / 3 * whole / 2)
-    assert timing(LLAMA, Work.of(llama_job(seq_len=16384), plan, ONE), ONE, EAGER).communication_seconds == 0
+    assert time_step(LLAMA, Work.of(llama_job(seq_len=16384), plan, ONE), ONE, EAGER).communication_seconds == 0

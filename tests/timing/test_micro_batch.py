@@ -9,7 +9,7 @@ from tonnage.mesh import Mesh
 from tonnage.plans import Plan
 from tonnage.timing import rates
 from tonnage.timing.software import software
-from tonnage.timing.timing import timing
+from tonnage.timing.timing import time_step
 from tonnage.timing.work import Work
 
 
@@ -18,7 +18,7 @@ def test_a_quantized_network_in_fp32_takes_longer_for_attention_and_head():
         Work.of(llama_job(method="qlora"), Plan(precision="bf16-true", unquantized_dtype=dtype), ONE)
         for dtype in ("compute", "fp32")
     )
-    known = [timing(LLAMA, work, ONE, EAGER) for work in (narrow, wide)]
+    known = [time_step(LLAMA, work, ONE, EAGER) for work in (narrow, wide)]
     assert known[1].step_seconds > 1.5 * known[0].step_seconds
     assert known[1].high_seconds == pytest.approx(2.7 * known[1].step_seconds)
     assert [any("beside fp32 ones without autocast" in line for line in one.assumed) for one in known] == [
@@ -32,7 +32,7 @@ def test_hooks_of_deepspeeds_third_stage_take_the_host_3_ms_a_layer_and_pass():
 
     def step(seq_len, **plan):
         work = Work.of(llama_job(seq_len=seq_len), Plan(engine="deepspeed", **plan), ONE)
-        return timing(LLAMA, work, ONE, EAGER)
+        return time_step(LLAMA, work, ONE, EAGER)
 
     assert step(64, shard="zero3").step_seconds > 32 * 2 * 3.1e-3
     assert step(64, shard="zero3", checkpointing="full").step_seconds > 32 * 3 * 3.1e-3
@@ -48,7 +48,7 @@ def test_the_host_does_not_launch_what_a_graph_replays():
 
     def launches(captured):
         work = replace(PLAIN, axes=Mesh(dp_replicate=8, ep=8), dtype="fp8", shard="none", captured=captured)
-        times = [timing(MIXTRAL, work, EIGHT, code).step_seconds for code in (slower, slow)]
+        times = [time_step(MIXTRAL, work, EIGHT, code).step_seconds for code in (slower, slow)]
         return (times[0] - times[1]) / 1e-3
 
     assert launches("part") - launches("all") == pytest.approx(MIXTRAL.layers * 2 * (1 + 2 + 2))
@@ -59,7 +59,7 @@ def test_the_host_does_not_launch_what_a_graph_replays():
 def test_kernels_that_a_loop_over_experts_launches_have_seconds_of_their_own():
     slow = replace(software("megatron"), kernel_seconds=1e-3, looped_kernel_seconds=0.0)
     work = replace(PLAIN, axes=Mesh(dp_replicate=8, ep=8))
-    steps = [timing(MIXTRAL, work, EIGHT, replace(slow, looped_kernel_seconds=looped)) for looped in (0.0, 1e-4)]
+    steps = [time_step(MIXTRAL, work, EIGHT, replace(slow, looped_kernel_seconds=looped)) for looped in (0.0, 1e-4)]
     launched = 32 * 2 * (2 + 1) * 1  # layers, products, forward and two backward, one expert on a rank
     assert steps[0].step_seconds - steps[1].step_seconds == pytest.approx(launched * 9e-4)
 
@@ -67,7 +67,7 @@ def test_kernels_that_a_loop_over_experts_launches_have_seconds_of_their_own():
 def test_experts_with_equally_many_rows_are_plain_products():
     slow = replace(software("megatron"), expert_factor=3.0)
     work = replace(PLAIN, micro_batch=8, axes=Mesh(dp_replicate=8, ep=8))
-    uneven, even = (timing(MIXTRAL, replace(work, experts_even=even), EIGHT, slow) for even in (False, True))
+    uneven, even = (time_step(MIXTRAL, replace(work, experts_even=even), EIGHT, slow) for even in (False, True))
     assert uneven.compute_seconds > 2 * even.compute_seconds
 
 
@@ -75,7 +75,7 @@ def test_experts_with_equally_many_rows_are_plain_products():
 def test_gradients_that_are_added_are_those_of_all_experts_of_a_rank(ep):
     """8 experts of 3 x 4,096 x 14,336 weights a layer, beside attention, norms and the router."""
     steps = [
-        timing(MIXTRAL, replace(PLAIN, axes=Mesh(dp_replicate=8, ep=ep), accumulated_bytes=each), EIGHT, EAGER)
+        time_step(MIXTRAL, replace(PLAIN, axes=Mesh(dp_replicate=8, ep=ep), accumulated_bytes=each), EIGHT, EAGER)
         for each in (0, 10)
     ]
     rate = 3350e9 * rates.card(EIGHT.device).memory
@@ -86,8 +86,8 @@ def test_gradients_that_are_added_are_those_of_all_experts_of_a_rank(ep):
 
 def test_a_second_predicted_token_takes_the_head_once_more():
     twice = replace(LLAMA, predicted=2)
-    once, again = (timing(shape, replace(PLAIN, micro_batch=8), ONE, EAGER) for shape in (LLAMA, twice))
-    head = timing(replace(LLAMA, layers=1), replace(PLAIN, micro_batch=8), ONE, EAGER).compute_seconds
+    once, again = (time_step(shape, replace(PLAIN, micro_batch=8), ONE, EAGER) for shape in (LLAMA, twice))
+    head = time_step(replace(LLAMA, layers=1), replace(PLAIN, micro_batch=8), ONE, EAGER).compute_seconds
     assert 0 < again.compute_seconds - once.compute_seconds < head
 
 
@@ -95,9 +95,9 @@ def test_experts_in_one_kernel_have_a_factor_of_their_own():
     code = replace(software("megatron"), kernel_seconds=0.0, expert_factor=2.0, fused_expert_factor=1.0)
     work = replace(PLAIN, axes=Mesh(dp_replicate=8, ep=8), shard="none")
     apart, together = (
-        timing(MIXTRAL, replace(work, experts_fused=fused), EIGHT, code).compute_seconds for fused in (False, True)
+        time_step(MIXTRAL, replace(work, experts_fused=fused), EIGHT, code).compute_seconds for fused in (False, True)
     )
-    widest = timing(MIXTRAL, work, EIGHT, replace(code, expert_factor=3.0)).compute_seconds
+    widest = time_step(MIXTRAL, work, EIGHT, replace(code, expert_factor=3.0)).compute_seconds
     assert widest - apart == pytest.approx(apart - together)
 
 
@@ -105,19 +105,19 @@ def test_the_efficient_attention_takes_no_shared_keys():
     own = replace(LLAMA, kv_heads=LLAMA.heads)
     work = replace(PLAIN, dtype="fp32", weight_bytes=4, gradient_bytes=4)
     explicit = {
-        way: timing(LLAMA, replace(work, attention=way), ONE, EAGER).step_seconds for way in ("math", "efficient")
+        way: time_step(LLAMA, replace(work, attention=way), ONE, EAGER).step_seconds for way in ("math", "efficient")
     }
-    assert timing(LLAMA, work, ONE, EAGER).step_seconds == explicit["math"] > explicit["efficient"]
+    assert time_step(LLAMA, work, ONE, EAGER).step_seconds == explicit["math"] > explicit["efficient"]
     assert (
-        timing(own, work, ONE, EAGER).step_seconds
-        < timing(own, replace(work, attention="math"), ONE, EAGER).step_seconds
+        time_step(own, work, ONE, EAGER).step_seconds
+        < time_step(own, replace(work, attention="math"), ONE, EAGER).step_seconds
     )
 
 
 def test_llm_int8_takes_the_host_six_tenths_of_a_millisecond_a_product_and_pass():
     four = replace(PLAIN, seq_len=16, quantized=True, lora_rank=16)
     eight = replace(four, int8=True)
-    more = [timing(LLAMA, each, ONE, EAGER).step_seconds for each in (four, eight)]
+    more = [time_step(LLAMA, each, ONE, EAGER).step_seconds for each in (four, eight)]
     assert more[1] - more[0] == pytest.approx(32 * 7 * 2 * 600e-6)
     assert Work.of(llama_job(method="qlora"), Plan(quant="int8"), ONE).int8
     assert not Work.of(llama_job(method="qlora"), Plan(), ONE).int8

@@ -10,20 +10,20 @@ from tonnage.plans import Plan
 from tonnage.timing import rates
 from tonnage.timing.kinds import read_shape
 from tonnage.timing.software import software
-from tonnage.timing.timing import timing
+from tonnage.timing.timing import time_step
 from tonnage.timing.work import Work
 
 
 def test_recomputing_costs_about_a_forward_pass():
-    plain = timing(LLAMA, PLAIN, ONE, EAGER)
-    again = timing(LLAMA, replace(PLAIN, checkpointing="full"), ONE, EAGER)
+    plain = time_step(LLAMA, PLAIN, ONE, EAGER)
+    again = time_step(LLAMA, replace(PLAIN, checkpointing="full"), ONE, EAGER)
     assert again.compute_seconds == plain.compute_seconds
     assert 0.25 < again.recompute_seconds / plain.compute_seconds < 0.4
 
 
 def test_recomputation_stops_before_a_layers_last_product():
     def again(shape=LLAMA, code=EAGER, **changes):
-        return timing(shape, replace(PLAIN, checkpointing="full", **changes), ONE, code).recompute_seconds
+        return time_step(shape, replace(PLAIN, checkpointing="full", **changes), ONE, code).recompute_seconds
 
     whole = again(repeats_to_end=True)
     down = LLAMA.hidden * LLAMA.intermediate / LLAMA.dense_layer_parameters
@@ -35,7 +35,7 @@ def test_recomputation_stops_before_a_layers_last_product():
 
 def test_each_kind_of_checkpointing_recomputes_its_part_of_a_layer():
     ways = ("none", "attention", "attention-module", "full")
-    parts = [timing(LLAMA, replace(PLAIN, checkpointing=way), ONE, EAGER).recompute_seconds for way in ways]
+    parts = [time_step(LLAMA, replace(PLAIN, checkpointing=way), ONE, EAGER).recompute_seconds for way in ways]
     assert parts == sorted(set(parts))
     kinds = {
         "full-reentrant": ("full", True),
@@ -51,7 +51,7 @@ def test_running_a_layer_again_costs_the_host_more_than_its_kernels():
     small = read_shape(find_model("smollm2-135m").config())
     work = replace(PLAIN, seq_len=256, checkpointing="full")
     with_it, without = (
-        timing(small, work, ONE, replace(EAGER, again_seconds=seconds)).step_seconds for seconds in (1e-3, 0.0)
+        time_step(small, work, ONE, replace(EAGER, again_seconds=seconds)).step_seconds for seconds in (1e-3, 0.0)
     )
     assert with_it - without == pytest.approx(1e-3 * small.layers)
 
@@ -59,7 +59,7 @@ def test_running_a_layer_again_costs_the_host_more_than_its_kernels():
 def test_experts_that_run_again_leave_attention_alone():
     work = replace(PLAIN, micro_batch=2)
     again = {
-        way: timing(MIXTRAL, replace(work, checkpointing=way), ONE, software("megatron")).recompute_seconds
+        way: time_step(MIXTRAL, replace(work, checkpointing=way), ONE, software("megatron")).recompute_seconds
         for way in ("norms", "experts", "full")
     }
     assert again["norms"] < again["experts"] < again["full"]
@@ -73,7 +73,7 @@ def test_torchtitans_own_checkpointing_runs_every_second_product_again():
     ]
     assert [work.checkpointing for work in works] == ["selective", "alternate"]
     ours, half, full = (
-        timing(LLAMA, replace(works[0], checkpointing=way), EIGHT, EAGER).recompute_seconds
+        time_step(LLAMA, replace(works[0], checkpointing=way), EIGHT, EAGER).recompute_seconds
         for way in ("selective", "alternate", "full")
     )
     products = 32 * 2.0 * 8192 * 6.98e9 / 32 / (989.5e12 * rates.card(EIGHT.device).matmul) * EAGER.matmul_factor

@@ -13,7 +13,7 @@ from tonnage.estimates.step_time import price
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
-from tonnage.timing.stacks import stacks
+from tonnage.timing.stacks import read_stacks
 
 ONE = Cluster(device=find_device("h200"))
 
@@ -32,16 +32,16 @@ def job(name, **fields):
     ],
 )
 def test_weights_are_those_published(name, within):
-    counted = sum(one.shape.parameters for one in stacks(job(name)))
+    counted = sum(one.shape.parameters for one in read_stacks(job(name)))
     assert counted == pytest.approx(find_model(name).parameters, rel=within)
 
 
 def test_stacks_see_patches_and_frames_as_tokens():
-    assert [one.seq_len for one in stacks(job("vit-base"))] == [197]  # 14 x 14, and the class
-    assert [one.seq_len for one in stacks(job("whisper-small", seq_len=448))] == [1500, 448, 448]
-    images, text = stacks(job("qwen2.5-vl-3b", images=2, image_size="560x280"))
+    assert [one.seq_len for one in read_stacks(job("vit-base"))] == [197]  # 14 x 14, and the class
+    assert [one.seq_len for one in read_stacks(job("whisper-small", seq_len=448))] == [1500, 448, 448]
+    images, text = read_stacks(job("qwen2.5-vl-3b", images=2, image_size="560x280"))
     assert (images.seq_len, images.sequences, text.seq_len) == (40 * 20, 2, 1024)
-    assert [one.name for one in stacks(job("gemma-3-4b", images=0))] == ["text"]
+    assert [one.name for one in read_stacks(job("gemma-3-4b", images=0))] == ["text"]
 
 
 def test_an_image_costs_time_and_the_interval_is_wide():
@@ -73,4 +73,4 @@ def test_layers_of_an_unstated_text_model_are_those_of_its_family(name, kind):
     assert config["text_config"]["model_type"] == kind
     text = {field: value for field, value in config["text_config"].items() if field != "model_type"}
     unsaid = replace(known, model=replace(known.model, config={**config, "text_config": text}))
-    assert stacks(unsaid)[-1].shape == stacks(known)[-1].shape
+    assert read_stacks(unsaid)[-1].shape == read_stacks(known)[-1].shape

@@ -8,7 +8,7 @@ from timed_steps import EAGER, LLAMA, MANY, PLAIN
 from tonnage.mesh import Mesh
 from tonnage.timing.pipeline import split_network
 from tonnage.timing.software import software
-from tonnage.timing.timing import timing
+from tonnage.timing.timing import time_step
 
 
 def test_stalls_are_counted_by_hand_overs_and_only_where_there_are_enough_ranks():
@@ -17,7 +17,10 @@ def test_stalls_are_counted_by_hand_overs_and_only_where_there_are_enough_ranks(
     work = replace(PLAIN, axes=Mesh(pp=4, dp_replicate=2, tp=8), grad_accum=8, shard="zero1")
 
     def more(work, cluster):
-        return timing(LLAMA, work, cluster, stalling).step_seconds - timing(LLAMA, work, cluster, calm).step_seconds
+        return (
+            time_step(LLAMA, work, cluster, stalling).step_seconds
+            - time_step(LLAMA, work, cluster, calm).step_seconds
+        )
 
     assert more(work, MANY) == pytest.approx(0.1 * (4 * 8 + 3))  # a middle stage's, and three to get there
     assert more(replace(work, axes=Mesh(pp=2, dp_replicate=4, tp=8)), MANY) == pytest.approx(0.1 * (2 * 8 + 1))

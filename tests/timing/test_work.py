@@ -9,7 +9,7 @@ from timed_steps import EAGER, EIGHT, LLAMA, ONE, llama_job
 from tonnage.catalog.devices import parse_cluster
 from tonnage.mesh import Mesh
 from tonnage.plans import Plan
-from tonnage.timing.timing import timing
+from tonnage.timing.timing import time_step
 from tonnage.timing.weights import trained_weights
 from tonnage.timing.work import Work
 
@@ -58,7 +58,9 @@ def test_adapters_beside_two_products_are_fewer_and_faster():
         for targets in (("all-linear",), ("q_proj", "v_proj"))
     )
     assert trained_weights(LLAMA, two, 8e9) == 32 * 8 * (8192 + 5120)
-    assert timing(LLAMA, two, ONE, EAGER).step_seconds < 0.92 * timing(LLAMA, all_linear, ONE, EAGER).step_seconds
+    assert (
+        time_step(LLAMA, two, ONE, EAGER).step_seconds < 0.92 * time_step(LLAMA, all_linear, ONE, EAGER).step_seconds
+    )
 
 
 @pytest.mark.parametrize(

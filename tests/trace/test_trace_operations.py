@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tonnage.errors import UnreadableFile
-from tonnage.trace import operations as worked
+from tonnage.trace import operations
 from tonnage.trace.operations import Operation, StepOperations
 
 STEP = StepOperations(
@@ -30,15 +30,15 @@ STEP = StepOperations(
 def archive(step):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as members:
-        worked.write(step, members)
+        operations.write(step, members)
     return file.getvalue()
 
 
 def test_saved_operations_load_unchanged(tmp_path):
     path = tmp_path / "PID.worked"
-    assert worked.load(path) is None
+    assert operations.load(path) is None
     path.write_bytes(archive(STEP))
-    assert worked.load(path) == STEP
+    assert operations.load(path) == STEP
     assert list(STEP.places()) == [(0, 0, 1), (1, 2, 4)]
     assert STEP.records()[0].name == "kernel"
     assert STEP.records()[0].grid == (0, 1, 2)
@@ -48,7 +48,7 @@ def test_archive_without_operations_gives_none():
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as members:
         members.writestr("trace.json", "{}")
-        assert worked.read(members) is None
+        assert operations.read(members) is None
 
 
 @pytest.mark.parametrize("numbers", [[0, 0], [2, 0, 1], [0, 1, 1], [0, 3, 5], [-1, 0, 1]])
@@ -56,7 +56,7 @@ def test_operations_with_invalid_records_are_refused(tmp_path, numbers):
     path = tmp_path / "worked"
     path.write_bytes(archive(StepOperations(**{**vars(STEP), "numbers": array("q", numbers)})))
     with pytest.raises(UnreadableFile):
-        worked.load(path)
+        operations.load(path)
 
 
 def test_operation_that_launched_nothing_is_refused(tmp_path):
@@ -64,7 +64,7 @@ def test_operation_that_launched_nothing_is_refused(tmp_path):
     path = tmp_path / "worked"
     path.write_bytes(archive(StepOperations(**{**vars(STEP), "log": waits})))
     with pytest.raises(UnreadableFile, match="launched nothing"):
-        worked.load(path)
+        operations.load(path)
 
 
 @given(st.data())
@@ -75,6 +75,6 @@ def test_damaged_file_loads_or_raises_one_error(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("damaged") / "worked"
     path.write_bytes(bytes(whole[: data.draw(st.integers(0, len(whole)))]))
     with suppress(UnreadableFile):
-        loaded = worked.load(path)
+        loaded = operations.load(path)
         assert loaded is not None
         assert all(last <= len(loaded.records()) for _, _, last in loaded.places())

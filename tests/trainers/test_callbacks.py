@@ -7,13 +7,13 @@ import torch
 
 from networks import tiny_job
 from tonnage.errors import UsageError
-from tonnage.step import model as models
+from tonnage.step import model
 from tonnage.trainers.hf_trainer import callbacks
 
 
 def network(kind: str) -> Any:
     job = tiny_job(kind)
-    return models.build(job.model, dtype=torch.float32, attention=None, device=torch.device("meta"))
+    return model.build(job.model, dtype=torch.float32, attention=None, device=torch.device("meta"))
 
 
 @pytest.mark.parametrize(("kind", "writes"), [("t5", True), ("llama", False)])

@@ -18,11 +18,10 @@ from tonnage.errors import UsageError
 from tonnage.job import Job
 from tonnage.options import is_accepted, options
 from tonnage.plans import Plan
-from tonnage.trainers import ENGINES, table
-from tonnage.trainers import export as exports
+from tonnage.trainers import ENGINES, table, targets
 from tonnage.trainers.cases import request
 from tonnage.trainers.engine import ANY
-from tonnage.trainers.export import TARGETS, Export, Target
+from tonnage.trainers.targets import TARGETS, Export, Target
 
 LLAMAS = ("torchtitan", "megatron-bridge")
 """Targets with networks of their own."""
@@ -46,8 +45,8 @@ def job_for(to: Target) -> Job:
 def exported(
     to: Target | str, plan: Plan | None = None, job: Job | None = None, gpus: str = "a100-80gb", model: str = "gpt2"
 ) -> Export:
-    known = exports.target(to) if isinstance(to, str) else to
-    return exports.export(Case(job or job_for(known), plan or Plan(), parse_cluster(gpus)), model, known)
+    known = targets.find_target(to) if isinstance(to, str) else to
+    return targets.export_plan(Case(job or job_for(known), plan or Plan(), parse_cluster(gpus)), model, known)
 
 
 def possible_export(to: Target, plan: Plan, job: Job | None = None, gpus: str = "a100-80gb") -> Export | None:
@@ -82,10 +81,10 @@ def test_every_value_is_said_or_listed(target: Target) -> None:
                     continue
                 asked = dataclasses.replace(fixed, **{item.name: value})
                 plan, job = (asked, job_for(target)) if kind is Plan else (Plan(), asked)
-                known = target.has_words(item.name, value, item.default) and item.name not in target.overrides(
+                known = target.has_setting(item.name, value, item.default) and item.name not in target.overrides(
                     job, plan
                 )
-                if item.name in exports.QUANTIZED:  # says nothing here
+                if item.name in targets.QUANTIZED:  # says nothing here
                     continue
                 made = possible_export(target, plan, job)
                 if made is None:  # another job, or a contradiction
@@ -95,7 +94,7 @@ def test_every_value_is_said_or_listed(target: Target) -> None:
                 assert (found is None) == known, (item.name, value)
                 if found is not None:
                     instead = None if found.instead == "none" and item.default is None else found.instead
-                    assert target.has_words(item.name, instead, item.default), found
+                    assert target.has_setting(item.name, instead, item.default), found
                     assert found.why
                 tried += 1
     assert tried > 35
@@ -105,7 +104,7 @@ def test_a_plan_that_changes_a_setting_changes_the_export(target: Target) -> Non
     """No option is listed as expressed and then forgotten."""
     plain = exported(target)
     for option, values in target.expresses.items():
-        if values == ANY or option in exports.QUANTIZED or option not in {item.name for item, _ in options(Plan)}:
+        if values == ANY or option in targets.QUANTIZED or option not in {item.name for item, _ in options(Plan)}:
             continue
         for value in values:
             if not is_accepted(value, values):
@@ -136,14 +135,14 @@ SAME = {
 
 
 def test_another_job_is_refused(target: Target) -> None:
-    if target.has_words("ep", 2, 1):
+    if target.has_setting("ep", 2, 1):
         pytest.skip("it has expert parallelism")
     with pytest.raises(UsageError, match=f"{target.name} has no setting for ep 2.*--without ep"):
         exported(target, Plan(ep=2), gpus="8xa100-80gb")
 
 
 def test_a_method_without_words_is_refused_with_those_that_have_them(target: Target) -> None:
-    if target.has_words("method", "qlora", "full"):
+    if target.has_setting("method", "qlora", "full"):
         pytest.skip("it has QLoRA")
     known = ",".join(target.expresses.get("method", ("full",)))
     with pytest.raises(UsageError, match=rf"no setting for method qlora.*: tonnage plan MODEL --method {known}\.$"):
@@ -157,7 +156,7 @@ def test_a_contradiction_is_refused_in_one_line() -> None:
 
 def test_an_unknown_target_is_refused_with_those_there_are() -> None:
     with pytest.raises(UsageError, match="possible: hf-trainer, "):
-        exports.target("jax")
+        targets.find_target("jax")
 
 
 def test_a_factory_has_no_name(target: Target) -> None:
@@ -481,11 +480,11 @@ def test_no_trainer_is_imported_to_export(tmp_path: Path) -> None:
 import sys
 from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
-from tonnage.trainers import export as exports
+from tonnage.trainers import targets
 from tonnage.trainers.cases import request
 job, plan = request("llama-3.1-8b")
-for to in exports.TARGETS:
-    exports.export(Case(job, plan, parse_cluster("a100-80gb")), "llama-3.1-8b", to)
+for to in targets.TARGETS:
+    targets.export_plan(Case(job, plan, parse_cluster("a100-80gb")), "llama-3.1-8b", to)
 print({"torch", "transformers", "accelerate", "deepspeed", "trl"} & set(sys.modules))
 """
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -14,7 +14,7 @@ import torch
 from networks import SEEING, TINY, tiny_job
 from tonnage.errors import UsageError
 from tonnage.job import Job
-from tonnage.step import model as models
+from tonnage.step import model
 from tonnage.trainers import common, image_rows, job_file
 
 META = torch.device("meta")
@@ -64,8 +64,8 @@ def test_made_up_rows_are_those_of_an_estimate(name: str, images: int, exported:
     said, rows = exported(job)
     made = rows.dataset(said, None, job.micro_batch)
     batch = made.batch([made[index] for index in range(len(made))])
-    network = models.build(job.model, dtype=torch.float32, attention=None, device=META)
-    expected = models.batch(job, network, torch.float32)
+    network = model.build(job.model, dtype=torch.float32, attention=None, device=META)
+    expected = model.batch(job, network, torch.float32)
     assert {n: (t.shape, t.dtype) for n, t in batch.items()} == {n: (t.shape, t.dtype) for n, t in expected.items()}
     assert torch.equal(batch["labels"] == -100, expected["labels"] == -100)
     assert torch.equal(batch["input_ids"] == said.image_token, expected["input_ids"] == said.image_token)
@@ -93,7 +93,7 @@ def test_layers_are_named_where_fsdp_would_look_for_some_that_are_not_there() ->
     assert seen(tiny_job("gemma3"))["layers"] == ("SiglipEncoderLayer", "Gemma3DecoderLayer")
     assert seen(tiny_job("llava"))["layers"] == ("CLIPEncoderLayer", "LlamaDecoderLayer")
     for name in ("qwen2_5_vl", "llama"):
-        network = models.build(tiny_job(name).model, dtype=torch.float32, attention=None, device=META)
+        network = model.build(tiny_job(name).model, dtype=torch.float32, attention=None, device=META)
         assert common.layers_to_wrap(network) == ()
 
 
@@ -195,11 +195,11 @@ WORDS = ("<pad>", "<unk>", "<end>", "<bos>", "user", "assistant", "a", "cat", "w
 
 def tokenizer() -> Any:
     """One of words, in which token 60 is an image's, as in the tiny networks."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     known = {word: place for place, word in enumerate([*WORDS, *map(str, range(len(WORDS), 60)), "<image>"])}
-    words = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
+    words = Tokenizer(model.WordLevel(known, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     words.add_special_tokens(["<pad>", "<end>", "<bos>", "<image>"])
     return PreTrainedTokenizerFast(

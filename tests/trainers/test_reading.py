@@ -16,12 +16,11 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import TonnageError, UnreadableFile
 from tonnage.job import Job
 from tonnage.options import options
+from tonnage.planner.candidates import list_candidates
 from tonnage.planner.changes import wordless
 from tonnage.planner.question import Question
-from tonnage.planner.space import list_candidates
 from tonnage.plans import Plan
-from tonnage.trainers import export as exports
-from tonnage.trainers import reading
+from tonnage.trainers import reading, targets
 
 READ = ["hf-trainer", "accelerate", "deepspeed", "axolotl", "llama-factory"]
 FILES = {
@@ -74,8 +73,8 @@ def test_what_was_exported_is_read_again(
 ) -> None:
     """Every option that the file itself carries; the rest is job.json's, which is ours."""
     wanted = Plan(**plan)
-    export = exports.export(
-        Case(dataclasses.replace(tiny_job(), **job), wanted, parse_cluster(gpus)), "gpt2", exports.target(name)
+    export = targets.export_plan(
+        Case(dataclasses.replace(tiny_job(), **job), wanted, parse_cluster(gpus)), "gpt2", targets.find_target(name)
     )
     if any("installed" in item.why for item in export.unexpressed):
         pytest.skip(f"{export.unexpressed[0].why}")
@@ -487,11 +486,11 @@ def test_where_no_engine_says_it_a_search_leaves_out_what_the_target_has_no_word
     )
     assert not {"checkpointing=full", "shard=zero3", "optimizer=adamw-fused", "param-offload=cpu"} & set(left_out)
     question = Question(job=tiny_job(), plan=Plan(), cluster=parse_cluster("8xa100-80gb"), without=left_out)
-    target = exports.target("llama-factory")
+    target = targets.find_target("llama-factory")
     for one in list_candidates(question):
         for item, _ in options(Plan):
             value = getattr(one.plan, item.name)
-            if item.name in exports.QUANTIZED:
+            if item.name in targets.QUANTIZED:
                 continue  # says something of QLoRA alone
-            assert target.has_words(item.name, value, item.default), (item.name, value)
+            assert target.has_setting(item.name, value, item.default), (item.name, value)
     assert wordless(reading.read(written(tmp_path, "t.json", {"per_device_train_batch_size": 1}))) == ()

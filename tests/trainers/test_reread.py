@@ -15,10 +15,9 @@ from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.plans import Plan
-from tonnage.trainers import export as exports
-from tonnage.trainers import packages, reread
+from tonnage.trainers import packages, reread, targets
 from tonnage.trainers.cases import request
-from tonnage.trainers.export import Export, Target
+from tonnage.trainers.targets import Export, Target
 
 FULL = {"precision": "bf16-mixed", "optimizer": "adamw-fused", "clip_grad_norm": 2}
 PLANS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str]]] = {
@@ -81,10 +80,10 @@ PLANS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str]]] = {
 PROGRAM = """
 import json, sys, tempfile
 from pathlib import Path
-from tonnage.trainers import export as exports
+from tonnage.trainers import targets
 from tonnage.trainers.cases import request
 for name, folder in json.loads(sys.argv[1]):
-    found = dict(exports.target(name).reread(Path(folder)))
+    found = dict(targets.find_target(name).reread(Path(folder)))
     print("found:" + json.dumps(found, default=str))
 """
 
@@ -95,10 +94,10 @@ def made(name: str, number: int) -> tuple[Target, Export]:
     plan, job, gpus = PLANS[name][number]
     if (plan.get("attention"), gpus) == ("flash", "t4"):
         plan = {**plan, "attention": "math"}
-    target = exports.target(name)
+    target = targets.find_target(name)
     base = request("llama-3.1-8b", seq_len=32)[0] if name == "torchtitan" else tiny_job()
     wanted = dataclasses.replace(base, **job)
-    return target, exports.export(Case(wanted, Plan(**plan), parse_cluster(gpus)), "gpt2", target)
+    return target, targets.export_plan(Case(wanted, Plan(**plan), parse_cluster(gpus)), "gpt2", target)
 
 
 @pytest.fixture(scope="module")
@@ -172,10 +171,10 @@ def test_a_trainer_that_cannot_be_imported_does_not_stand_in_the_way(
 )
 def test_megatron_bridge_takes_its_overrides(model: str, plan: Plan, gpus: str) -> None:
     """Needs Transformer Engine and what Megatron-Bridge's recipes import (docs/reference/export.md)."""
-    target = exports.target("megatron-bridge")
+    target = targets.find_target("megatron-bridge")
     if missing := packages.missing(target.packages):
         pytest.skip(f"not installed: {', '.join(missing)}")
-    export = exports.export(
+    export = targets.export_plan(
         Case(request(model, seq_len=4096, grad_accum=2)[0], plan, parse_cluster(gpus)), model, target
     )
     assert f"all {len(export.settings)} settings are as the plan says" in str(reread.check(export, target))
@@ -195,7 +194,7 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_error_of_the_target_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     target, export = made("torchrun", 0)
-    broken = dataclasses.replace(export, files=(exports.File(name="job.json", text='{"bogus": 1}'),))
+    broken = dataclasses.replace(export, files=(targets.File(name="job.json", text='{"bogus": 1}'),))
     monkeypatch.setattr(packages, "missing", lambda packages: [])
     with pytest.raises(CannotEstimate, match=r"torchrun does not take what was written for it: .*bogus"):
         reread.check(broken, target)

@@ -12,7 +12,7 @@ import torch
 
 from networks import TINY, tiny_job
 from tonnage.plans import Plan
-from tonnage.step import model as models
+from tonnage.step import model
 from tonnage.trainers import job_file
 
 
@@ -44,7 +44,7 @@ def test_a_loss_in_slices_is_that_of_a_network_that_sees(
     monkeypatch.setattr(loop, "SLICE_TOKENS", 5)
     network = job.network(said, random_weights=True)
     assert network.config.get_text_config().use_cache is False
-    batch = models.batch(tiny_job(name), network, torch.float32)
+    batch = model.batch(tiny_job(name), network, torch.float32)
     plain = network(**batch).loss
     [loss] = loop.in_slices(said, network)(**batch)
     assert torch.allclose(loss, plain)

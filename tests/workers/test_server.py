@@ -11,19 +11,19 @@ from tonnage.ghost.process import PATH
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
-from tonnage.step import sources
+from tonnage.step import modeling_modules
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
+def server(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(sys, "path", [*sys.path, *PATH.split(":")])
-    from tonnage.workers import server as worker
+    from tonnage.workers import server as module
 
-    return worker
+    return module
 
 
 @pytest.fixture
-def one_line(worker: Any) -> Any:
+def one_line(server: Any) -> Any:
     from tonnage.workers import failures
 
     return lambda error: str(failures.explain(error))
@@ -35,17 +35,17 @@ def seeing() -> dict[str, Any]:
     return {"job": asdict(job), "plan": asdict(Plan())}
 
 
-def test_modules_of_nested_networks_are_imported_once_for_all_forks(worker: Any) -> None:
-    worker._import_libraries(seeing())
+def test_modules_of_nested_networks_are_imported_once_for_all_forks(server: Any) -> None:
+    server._import_libraries(seeing())
     assert "transformers.models.gemma3.modeling_gemma3" in sys.modules
     assert "transformers.models.siglip.modeling_siglip" in sys.modules
 
 
-def test_import_errors_are_left_to_the_fork(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_errors_are_left_to_the_fork(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(worker.preload, "imported", lambda name: asked.append(name))
-    worker._import_libraries(seeing())
-    assert sources.NAMES in asked
+    monkeypatch.setattr(server.preload, "try_import", lambda name: asked.append(name))
+    server._import_libraries(seeing())
+    assert modeling_modules.NAMES in asked
     assert not any("modeling" in name for name in asked)
 
 

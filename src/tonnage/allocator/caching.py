@@ -20,7 +20,7 @@ from tonnage.allocator.segments import Segment
 from tonnage.allocator.settings import SMALL_BYTES, AllocatorSettings
 from tonnage.allocator.stream_events import StreamEvents
 from tonnage.trace.trace import Event
-from tonnage.units import format_size as in_units
+from tonnage.units import format_size
 
 NEWEST: Final = "2.13"
 """Newest torch whose rules were compared; later versions are assumed to behave like it."""
@@ -53,9 +53,9 @@ class OutOfMemory(Exception):
         self.shortage = shortage
         unallocated = shortage.reserved_bytes - shortage.allocated_bytes
         super().__init__(
-            f"Out of memory: a segment of {in_units(shortage.segment_bytes)} was needed and "
-            f"{in_units(shortage.free_bytes)} of {in_units(shortage.total_bytes)} were free; "
-            f"{in_units(shortage.allocated_bytes)} are allocated, {in_units(unallocated)} more are reserved."
+            f"Out of memory: a segment of {format_size(shortage.segment_bytes)} was needed and "
+            f"{format_size(shortage.free_bytes)} of {format_size(shortage.total_bytes)} were free; "
+            f"{format_size(shortage.allocated_bytes)} are allocated, {format_size(unallocated)} more are reserved."
         )
 
 

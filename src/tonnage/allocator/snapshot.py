@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
-from tonnage.allocator import AllocatorSettings, Segment, SegmentBlock
-from tonnage.allocator import unpickle as pickled
+from tonnage.allocator import AllocatorSettings, Segment, SegmentBlock, unpickle
 from tonnage.allocator.segments import BlockState
 from tonnage.allocator.settings import SMALL_BYTES
 from tonnage.errors import CannotEstimate, UnreadableFile
@@ -84,7 +83,7 @@ def read(path: Path | str) -> Snapshot:
     except (OSError, EOFError, ValueError) as error:
         raise UnreadableFile(f"Cannot read the snapshot {path}: {error}.") from None
     try:
-        return from_plain(pickled.load(data))
+        return from_plain(unpickle.load(data))
     except UnreadableFile as error:
         raise UnreadableFile(f"{path} is not a memory snapshot: {error}") from None
 

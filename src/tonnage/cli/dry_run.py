@@ -16,9 +16,9 @@ from tonnage.cli.options import (
     Snapshot,
     Steps,
     TorchVersion,
-    cluster_of,
     count,
     in_panels,
+    parse_cluster_options,
 )
 
 
@@ -66,7 +66,7 @@ def dry_run(
 
     wanted = Output(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check(force=force)
-    cluster = cluster_of(gpu, gpus, gpu_memory, here, command)
+    cluster = parse_cluster_options(gpu, gpus, gpu_memory, here, command)
     with progress(moving=False) as say:
         run = dry_run.run(
             command,

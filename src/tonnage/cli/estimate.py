@@ -18,8 +18,8 @@ from tonnage.cli.options import (
     Save,
     Snapshot,
     TorchVersion,
-    cluster_of,
     count,
+    parse_cluster_options,
     with_request,
 )
 
@@ -100,11 +100,11 @@ def estimate(
         options = file.under(options)
     if model is None:
         raise UsageError("No MODEL was given; name one (`tonnage models` lists them), or give a --plan FILE.")
-    cluster = cluster_of(gpu, gpus, gpu_memory, here)
+    cluster = parse_cluster_options(gpu, gpus, gpu_memory, here)
     wanted.check_card(cluster.device.id)
     with progress() as say:
         run = predict.answer(
-            cases.ask(model, cluster, options, said=stated, offline=offline),
+            cases.make_case(model, cluster, options, stated=stated, offline=offline),
             rank=rank,
             steps=steps,
             torch_version=torch,

@@ -10,12 +10,12 @@ from tonnage.cli.options import Json, Offline, beginning, in_panels
 from tonnage.errors import UnwritableFile, UsageError
 
 if TYPE_CHECKING:
-    from tonnage.trainers.export import Export, File
     from tonnage.trainers.reread import Checked
+    from tonnage.trainers.targets import Export, File
 
 
 def _target_names(incomplete: str) -> list[str]:
-    from tonnage.trainers.export import TARGETS
+    from tonnage.trainers.targets import TARGETS
 
     return beginning((known.name for known in TARGETS), incomplete)
 
@@ -57,15 +57,15 @@ def export(
     from tonnage.cli import answer
     from tonnage.cli.progress import progress
     from tonnage.planner import plan_file
-    from tonnage.trainers import cases, export, reread
+    from tonnage.trainers import cases, reread, targets
 
-    target = export.target(to)
+    target = targets.find_target(to)
     file = plan_file.read(plan)
     cluster = parse_cluster(file.gpu, gpus=None, gpu_memory_bytes=file.gpu_memory_bytes)
-    case = cases.ask(file.model, cluster, file.options, said={}, offline=offline)
+    case = cases.make_case(file.model, cluster, file.options, stated={}, offline=offline)
     with progress() as say:
         say("making the files")
-        exported = export.export(case, file.model, target)
+        exported = targets.export_plan(case, file.model, target)
     if strict and exported.unexpressed:
         listed = "; ".join(f"{item.option}={item.value} ({item.why})" for item in exported.unexpressed)
         raise UsageError(f"{to} cannot express {listed}. Nothing was written.")

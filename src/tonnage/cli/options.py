@@ -12,8 +12,7 @@ from typer.models import OptionInfo
 
 from tonnage.errors import UsageError
 from tonnage.job import Job
-from tonnage.options import Option, options, spell_option
-from tonnage.options import parse_words as words_in
+from tonnage.options import Option, options, parse_words, spell_option
 from tonnage.plans import Plan
 from tonnage.units import parse_bytes, parse_count
 
@@ -199,7 +198,7 @@ Force = Annotated[
 ]
 
 
-def cluster_of(
+def parse_cluster_options(
     gpu: str | None, gpus: int | None, gpu_memory: int | None, here: bool, command: Sequence[str] = ()
 ) -> "Cluster":
     """Return the GPUs that the options name.
@@ -304,4 +303,4 @@ def _declare(name: str, option: Option, default: Any) -> tuple[Any, Any, Any]:
 
 def words(texts: Sequence[str] | None) -> tuple[str, ...]:
     """Return the comma-separated words of an option that may be given several times, or not at all."""
-    return words_in(",".join(texts or ()))
+    return parse_words(",".join(texts or ()))

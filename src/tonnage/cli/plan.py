@@ -22,8 +22,8 @@ from tonnage.cli.options import (
     ModelOrCommand,
     Offline,
     TorchVersion,
-    cluster_of,
     count,
+    parse_cluster_options,
     with_request,
     words,
 )
@@ -33,7 +33,7 @@ from tonnage.plans import HEADROOM
 
 if TYPE_CHECKING:
     from tonnage.cluster import Cluster
-    from tonnage.planner.changes import Beside
+    from tonnage.planner.changes import FileComparison
     from tonnage.planner.solution import Solution
     from tonnage.script.advice import Asked
 
@@ -139,7 +139,9 @@ def plan(
     outputs = _Outputs(json=json, html=html, save=save)
     check_outputs(save, html)
     check_replaceable(save, html, force=force)
-    cluster = cluster_of(gpu if here else initial_card(find, gpu), gpus, gpu_memory, here, model_or_command)
+    cluster = parse_cluster_options(
+        gpu if here else initial_card(find, gpu), gpus, gpu_memory, here, model_or_command
+    )
     limits: dict[str, Any] = {
         **{"only": words(only), "without": words(without), "allow": words(allow)},
         "headroom": headroom / 100,
@@ -153,7 +155,7 @@ def plan(
         asked = Asked(
             command=model_or_command,
             cluster=cluster,
-            said=_check_plan_options(options, cluster),
+            stated=_check_plan_options(options, cluster),
             **limits,
             timeout_seconds=float(TIMEOUT_SECONDS if timeout is None else timeout),
             torch_version=torch,
@@ -179,7 +181,7 @@ class _Outputs:
     html: Path | None
     save: Path | None
 
-    def deliver(self, solution: "Solution", comparison: "Beside | None", model: str) -> int:
+    def deliver(self, solution: "Solution", comparison: "FileComparison | None", model: str) -> int:
         """Print the solution, with what it changes in a trainer's file, write the files, and return the exit code."""
         from tonnage.cli import answer
         from tonnage.files import write_text
@@ -231,7 +233,7 @@ def _plan_model(
         settings = reading.read(settings_file).on(cluster.gpus)
         options = settings.openly(stated)
         limits = {**limits, "without": limits["without"] + wordless(settings)}
-    question = ask.ask(model, cluster, options, said=stated, find=find, offline=offline, **limits)
+    question = ask.ask(model, cluster, options, stated=stated, find=find, offline=offline, **limits)
     comparison = None
     with progress() as say:
         solution = ask.answer(question, find, **how, progress=say)

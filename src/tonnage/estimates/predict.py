@@ -15,7 +15,7 @@ from tonnage.estimates.ddp_buckets import with_buckets
 from tonnage.estimates.sources import Options, open_source
 from tonnage.estimates.step_time import with_time
 from tonnage.estimates.summary import Run, summarise
-from tonnage.shallow.few import is_repetitive
+from tonnage.shallow.depths import is_repetitive
 from tonnage.timing.scores import avoidable_score_bytes, find_sparing_attention
 from tonnage.trace.gc_paused import gc_paused
 from tonnage.trace.trace import Trace
@@ -82,7 +82,7 @@ def trace(case: Case, *, rank: int, steps: int, worker: Any) -> Trace:
 def usual_steps(case: Case, source: str = "ghost") -> tuple[int, int]:
     """Return how many steps run by default, and how many more repeat the first one's requests.
 
-    If all steps make the same requests (`tonnage.shallow.few.is_repetitive`), one and two; else three and none.
+    If all steps make the same requests (`tonnage.shallow.depths.is_repetitive`), one and two; else three and none.
     """
     repetitive = source == "ghost" and case.cluster.device.id != CPU and is_repetitive(case.job, case.plan)
     return (1, STEPS - 1) if repetitive else (STEPS, 0)

@@ -14,12 +14,12 @@ from tonnage.case import Case
 from tonnage.cluster import CPU
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.estimates import cache
-from tonnage.estimates.step_time import is_better_seen
+from tonnage.estimates.step_time import needs_counting
 from tonnage.ghost.process import any_libraries
 from tonnage.meta import scope
 from tonnage.plans import Allocator
-from tonnage.shallow.continuing import continued, requests_of
-from tonnage.shallow.few import depths_to_continue, layers_of, roomy, with_layers
+from tonnage.shallow.continuing import extend, requests_of
+from tonnage.shallow.depths import choose_depths_to_continue, layers_of, roomy, with_layers
 from tonnage.shallow.requests import Requests
 from tonnage.trace.operations import StepOperations
 from tonnage.trace.trace import Trace
@@ -114,8 +114,8 @@ class Ghost:
 
     def trace(self, case: Case, rank: int, steps: int) -> Trace:
         """Return the Trace; see Source."""
-        depths = depths_to_continue(case.job, case.plan) if self.few_layers else None
-        counting = self.counting and is_better_seen(case)
+        depths = choose_depths_to_continue(case.job, case.plan) if self.few_layers else None
+        counting = self.counting and needs_counting(case)
         cached = _find(self._key(case, rank, steps, depths), self.fresh)
         if cached is not None and (cached.worked is not None or not counting):
             self.reused += 1
@@ -148,7 +148,7 @@ class Ghost:
         self.progress("counting the operations of a step, for its seconds")
         worker = self._start_worker(case)
         try:
-            return worker.worked(case.job, case.plan, case.cluster, rank=rank)
+            return worker.count_operations(case.job, case.plan, case.cluster, rank=rank)
         except CannotEstimate:
             if worker.closed:
                 raise
@@ -172,10 +172,10 @@ class Ghost:
             if worker.closed:  # it died with that error
                 raise
             return None
-        trace = worker.again(requests, case.job, case.plan, case.cluster, rank=rank, repeated=self.repeated)
+        trace = worker.repeat(requests, case.job, case.plan, case.cluster, rank=rank, repeated=self.repeated)
         if trace.outcome["kind"] == "oom" and trace.outcome.get("phase") in requests.growing:
             return None
-        return continued(trace, runs, depths, layers)
+        return extend(trace, runs, depths, layers)
 
     def _trace_under_any_allocator(self, case: Case, rank: int) -> Trace:
         """Return the Trace of one step, or one that is cached under another allocator if everything fits.

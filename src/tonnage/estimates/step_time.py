@@ -16,8 +16,8 @@ from tonnage.plans import Plan
 from tonnage.timing.blend import average_steps, blend_recomputation, padded_lengths
 from tonnage.timing.replay import replay_step
 from tonnage.timing.software import software_of
-from tonnage.timing.stacks import stacks
-from tonnage.timing.timing import STACKED, Timing, timing, together
+from tonnage.timing.stacks import read_stacks
+from tonnage.timing.timing import STACKED, Timing, sum_stacks, time_step
 from tonnage.timing.work import Work
 from tonnage.trace.operations import StepOperations
 
@@ -28,11 +28,13 @@ def with_time(run: Run, case: Case, seen: Sequence[StepOperations] = ()) -> Run:
     `seen` has the operations of a step of each rank for which they were counted.
     """
     estimate = run.estimate
-    timed_estimate = played(estimate, seen, case.cluster, case.job, case.plan) if seen else timed(estimate, case)
+    timed_estimate = (
+        add_counted_time(estimate, seen, case.cluster, case.job, case.plan) if seen else add_time(estimate, case)
+    )
     return replace(run, estimate=timed_estimate)
 
 
-def timed(estimate: Estimate, case: Case) -> Estimate:
+def add_time(estimate: Estimate, case: Case) -> Estimate:
     """Return the estimate with its time; `job` has its accumulation steps decided."""
     try:
         step_timing = price_of_run(estimate, case)
@@ -61,7 +63,7 @@ def price_of_run(estimate: Estimate, case: Case) -> Timing:
     return blend_recomputation(none, full, selective, run_again)
 
 
-def is_better_seen(case: Case) -> bool:
+def needs_counting(case: Case) -> bool:
     """Return True if the network's dimensions do not give a step's seconds, or only roughly (several stacks)."""
     plan = case.plan
     if "nvme" in (plan.activation_offload, plan.optimizer_offload.partition("=")[0], plan.param_offload):
@@ -80,12 +82,12 @@ def is_better_seen(case: Case) -> bool:
 def _has_stacks(job: Job) -> bool:
     """Return True for a network with several stacks of layers, of which few steps were measured."""
     try:
-        return job.model.kind == "config" and len(stacks(job)) > 1
+        return job.model.kind == "config" and len(read_stacks(job)) > 1
     except UnknownNetwork:
         return False
 
 
-def played(
+def add_counted_time(
     estimate: Estimate,
     seen: Sequence[StepOperations],
     cluster: Cluster,
@@ -152,15 +154,15 @@ def price(case: Case, work: Work | None = None) -> Timing:
     if job.lengths:
         return _price_lengths(case)
     work, code = work or Work.of(case.job, case.plan, case.cluster), software_of(plan.engine)
-    network = stacks(job)
+    network = read_stacks(job)
     if network[0].shape.vocab and len(network) == 1:
-        return timing(network[0].shape, work, case.cluster, code)
+        return time_step(network[0].shape, work, case.cluster, code)
     layout = work.axes
     if max(layout.tp, layout.pp, layout.cp, layout.ep) > 1:
         kind = job.model.config["model_type"]
         raise UnknownNetwork(f"The time of a {kind!r} network under tp, pp, cp or ep is not known.")
     timings = [
-        timing(
+        time_step(
             stack.shape,
             replace(work, seq_len=stack.seq_len, micro_batch=work.micro_batch * stack.sequences, packing=1),
             case.cluster,
@@ -171,7 +173,7 @@ def price(case: Case, work: Work | None = None) -> Timing:
     last = network[-1]
     tokens = last.seq_len * last.sequences * work.micro_batch * work.grad_accum
     names = ", ".join(stack.name for stack in network)
-    return together(timings, tokens, f"time: of {names}, one after the other; tokens are those of {last.name}")
+    return sum_stacks(timings, tokens, f"time: of {names}, one after the other; tokens are those of {last.name}")
 
 
 def _price_lengths(case: Case) -> Timing:

@@ -102,7 +102,7 @@ def attention(
     masked_in_place: Callable[[], AbstractContextManager[None]],
 ) -> torch.Tensor:
     """Return torch's scaled_dot_product_attention; query, key and value are (batch, heads, tokens, width)."""
-    kernel = chosen(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, capability)
+    kernel = choose_kernel(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, capability)
     if attn_mask is not None and attn_mask.dtype == torch.bool and kernel != MATH:
         attn_mask = _additive_mask(attn_mask, query.dtype)
     needs_gradient = torch.is_grad_enabled() and any(part.requires_grad for part in (query, key, value))
@@ -151,7 +151,7 @@ def _align_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> t
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
-def chosen(
+def choose_kernel(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

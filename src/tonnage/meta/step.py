@@ -27,8 +27,8 @@ from tonnage.meta.recorder import Recorder
 from tonnage.meta.recording import steps_of, watching
 from tonnage.meta.streams import Streams
 from tonnage.meta.temporaries import Temporaries
-from tonnage.step import sources
-from tonnage.techniques import chosen, environment
+from tonnage.step import modeling_modules
+from tonnage.techniques import environment, select_techniques
 from tonnage.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -84,9 +84,9 @@ def _report_in_one_line() -> Iterator[None]:
 
 def _import_libraries(job: Job, plan: Plan) -> None:
     """Import libraries before a GPU seems to be present: on import they look for GPUs and load their kernels."""
-    for library in (library for technique in chosen(job, plan) for library in technique.libraries):
+    for library in (library for technique in select_techniques(job, plan) for library in technique.libraries):
         importlib.import_module(library)
-    for module in sources.modules(job.model.config):
+    for module in modeling_modules.list_modules(job.model.config):
         with suppress(ImportError):  # a broken module raises again when it is used
             importlib.import_module(module)
 

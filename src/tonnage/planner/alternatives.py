@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tonnage.planner.pricing import Priced
-from tonnage.planner.values import OFFLOADS
+from tonnage.planner.search_space import OFFLOADS
 
 DIFFERENT: Final = 1.0
 """The least `difference` of two plans that are both shown."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from tonnage.case import check_unused
 from tonnage.cluster import Cluster
-from tonnage.job import check_said
+from tonnage.job import check_stated
 from tonnage.planner.contradictions import check_possible
 from tonnage.planner.limits import check_find_options, find_limit, initial_cluster, most_gpus
 from tonnage.planner.question import Question, parse_methods
@@ -19,25 +19,25 @@ def ask(
     cards: Cluster,
     options: Mapping[str, Any],
     *,
-    said: Mapping[str, Any] | None = None,
+    stated: Mapping[str, Any] | None = None,
     find: str | None = None,
     offline: bool = False,
     **limits: Any,
 ) -> Question:
-    """Return the Question for a job under `options`; the search keeps those that the user `said` (default: all).
+    """Return the Question for a job under `options`; the search keeps those that the user `stated` (default: all).
 
     `limits` are further fields of the Question.  Raises UsageError.
     """
-    said = options if said is None else said
-    check_find_options(find, said)
-    methods = parse_methods(said.get("method", ""))
+    stated = options if stated is None else stated
+    check_find_options(find, stated)
+    methods = parse_methods(stated.get("method", ""))
     first = {"method": methods[0]} if methods else {}
     job, given = request(model, offline=offline, **{**options, **first})
     if not methods:
-        check_said(said, job)
+        check_stated(stated, job)
     cluster = initial_cluster(find, cards, given)
-    question = Question(job=job, plan=given, cluster=cluster, stated=tuple(said), methods=methods, **limits)
-    check_unused(said, given, most_gpus(find, cluster), question.is_undecided)
+    question = Question(job=job, plan=given, cluster=cluster, stated=tuple(stated), methods=methods, **limits)
+    check_unused(stated, given, most_gpus(find, cluster), question.is_undecided)
     if find is None:  # `find` tries other GPUs, lengths and batches than those of the question
         check_possible(question)
     return question

@@ -15,12 +15,12 @@ from tonnage.case import Case
 from tonnage.errors import CannotEstimate
 from tonnage.estimates.estimate import Estimate
 from tonnage.estimates.step_time import price_of_run
+from tonnage.planner.candidates import find_refusal
 from tonnage.planner.fit import Fitting, fits, sort_by_time
 from tonnage.planner.pricing import Priced, price_candidate
 from tonnage.planner.question import Question
 from tonnage.planner.search import Search
 from tonnage.planner.solution import Candidate
-from tonnage.planner.space import find_refusal
 from tonnage.units import MIB
 
 MOST_PLANS: Final = 2

@@ -53,7 +53,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
+class FileComparison:
     """A trainer's settings file compared with the best plan for the same job."""
 
     given: TrainerConfig
@@ -108,7 +108,7 @@ class Beside:
 
 def beside(
     given: TrainerConfig,
-    said: Mapping[str, Any],
+    stated: Mapping[str, Any],
     model: str,
     cluster: Cluster,
     best: Candidate | None,
@@ -116,18 +116,18 @@ def beside(
     offline: bool = False,
     torch_version: str | None = None,
     progress: Any = lambda text: None,
-) -> Beside:
-    """Run the settings of the file, overridden by those that the user `said`, and compare them with the best plan."""
-    options = given.exactly(said, cluster.gpus)
-    silent = {option: line for option, line in given.silent.items() if option not in said}
+) -> FileComparison:
+    """Run the settings of the file, overridden by those that the user `stated`; compare them with the best plan."""
+    options = given.exactly(stated, cluster.gpus)
+    silent = {option: line for option, line in given.silent.items() if option not in stated}
     estimate, refusal = None, None
     try:
-        case = cases.ask(model, cluster, options, offline=offline)
+        case = cases.make_case(model, cluster, options, offline=offline)
         estimate = predict.answer(case, torch_version=torch_version, progress=progress).estimate
     except TonnageError as error:
         refusal = str(error)
     changes = () if best is None else tuple(_list_changes(given, options, best, model, cluster, offline))
-    return Beside(given=given, estimate=estimate, refusal=refusal, changes=changes, silent=silent)
+    return FileComparison(given=given, estimate=estimate, refusal=refusal, changes=changes, silent=silent)
 
 
 def _list_changes(
@@ -169,14 +169,14 @@ def wordless(given: TrainerConfig) -> tuple[str, ...]:
 
     If the file names an engine, the engine itself refuses them and nothing is returned.
     """
-    from tonnage.planner.values import AXES, FREE, ORDER
+    from tonnage.planner.search_space import AXES, FREE, ORDER
     from tonnage.plans import Plan
     from tonnage.timing.scores import SPARING
-    from tonnage.trainers import export
+    from tonnage.trainers import targets
 
     if "engine" in given.options:
         return ()
-    target = export.target(given.target)
+    target = targets.find_target(given.target)
     default = Plan()
     pairs = [(name, value) for name, values in ORDER.items() for value in values]
     pairs += [
@@ -185,7 +185,7 @@ def wordless(given: TrainerConfig) -> tuple[str, ...]:
         *((name, 2) for name in AXES),
         ("checkpointing", "budget=1GiB"),
     ]
-    missing = [pair for pair in pairs if not target.has_words(*pair, getattr(default, pair[0]))]
+    missing = [pair for pair in pairs if not target.has_setting(*pair, getattr(default, pair[0]))]
     return tuple(
         spell_option(name) if isinstance(value, bool | int) else f"{spell_option(name)}={value.partition('=')[0]}"
         for name, value in missing
@@ -195,8 +195,8 @@ def wordless(given: TrainerConfig) -> tuple[str, ...]:
 def _export_settings(given: TrainerConfig, job: Job, plan: Plan, model: str, cluster: Cluster) -> Mapping[str, Any]:
     """Return a plan as settings of the file's target, and the environment variables that it needs."""
     from tonnage.techniques import environment
-    from tonnage.trainers import export
+    from tonnage.trainers import targets
 
-    exported = export.export(Case(job, plan, cluster), model, export.target(given.target))
+    exported = targets.export_plan(Case(job, plan, cluster), model, targets.find_target(given.target))
     variables = {f"{name} (environment)": value for name, value in environment(plan).items()}
     return {**exported.settings, **variables}

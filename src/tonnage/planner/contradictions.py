@@ -17,12 +17,12 @@ from tonnage.errors import UsageError
 from tonnage.job import check_sequences
 from tonnage.mesh import make_mesh
 from tonnage.options import replace_checked, spell_option
+from tonnage.planner.candidates import list_candidates
 from tonnage.planner.question import Question
 from tonnage.planner.solution import Candidate
-from tonnage.planner.space import list_candidates
 from tonnage.plans import Plan
 from tonnage.step.heads import check_type
-from tonnage.techniques import chosen
+from tonnage.techniques import select_techniques
 from tonnage.techniques.technique import Refusal, Technique, first_of
 from tonnage.trainers import engine_of
 
@@ -88,7 +88,7 @@ def _list_checks(stated: Candidate, question: Question) -> Iterator[Check]:
     if engine_of(stated.plan).expresses is not None:
         yield partial(_check_engine, question)
         return
-    for technique in chosen(stated.job, stated.plan):
+    for technique in select_techniques(stated.job, stated.plan):
         yield partial(_check_technique, question, technique)
 
 
@@ -97,7 +97,7 @@ def _check_engine(question: Question, candidate: Candidate) -> Refusal | None:
 
 
 def _check_technique(question: Question, technique: Technique, candidate: Candidate) -> Refusal | None:
-    if not technique.chosen(candidate.job, candidate.plan):
+    if not technique.is_chosen(candidate.job, candidate.plan):
         return None
     return technique.accepts(Case(candidate.job, candidate.plan, question.cluster))
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from tonnage.options import spell_option
+from tonnage.planner.candidates import with_free_choices
 from tonnage.planner.probe import Need, need_of
 from tonnage.planner.question import Question
 from tonnage.planner.reasons import STATES, shares_nothing, with_plan
+from tonnage.planner.search_space import AXES, FREE_OPTIONS
 from tonnage.planner.solution import Candidate, Choice, Stage
-from tonnage.planner.space import with_free_choices
 from tonnage.planner.trial_runner import TrialRunner
-from tonnage.planner.values import AXES, FREE_OPTIONS
 from tonnage.plans import Plan
 
 STAGES: Final = (

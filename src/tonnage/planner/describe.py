@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from tonnage.planner.search_space import AXES, OFFLOADS
 from tonnage.planner.solution import Candidate
-from tonnage.planner.values import AXES, OFFLOADS
 from tonnage.plans import Plan
 
 _DEFAULT: Final = Plan()

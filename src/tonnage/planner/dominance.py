@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from tonnage.planner.search_space import ORDER
 from tonnage.planner.solution import Candidate
-from tonnage.planner.values import ORDER
 
 FEW: Final = 2
 """Up to this many candidates, none says enough about the others to be probed out of turn."""

@@ -12,7 +12,7 @@ from math import inf, log
 from typing import Any, Final
 
 from tonnage.planner.pricing import Priced
-from tonnage.planner.values import OFFLOADS
+from tonnage.planner.search_space import OFFLOADS
 
 _AXIS_DISTANCE: Final = {"tp": 0.3, "pp": 0.3, "ep": 0.3, "cp": 0.05}
 """Distance between two runs for each parallel dimension in which they differ, in the scale of log(tokens).

@@ -17,6 +17,7 @@ from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.estimates.estimate import Estimate
 from tonnage.mesh import divisors
 from tonnage.options import spell_option
+from tonnage.planner.candidates import check_precision
 from tonnage.planner.fit import host_bytes
 from tonnage.planner.interpolated_bisection import find_largest, has_room
 from tonnage.planner.nearest import KeepingWay, keeping_way, list_smallest
@@ -25,7 +26,6 @@ from tonnage.planner.probe import Need
 from tonnage.planner.question import Question
 from tonnage.planner.solution import Candidate, Solution
 from tonnage.planner.solve import Progress, refuse_missing_engine, search
-from tonnage.planner.space import check_precision
 from tonnage.planner.trial_runner import Failure, TrialRunner
 from tonnage.plans import Plan
 from tonnage.units import pluralise

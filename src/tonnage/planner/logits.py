@@ -15,8 +15,8 @@ from tonnage.planner.fit import Fitting, fits, sort_by_time
 from tonnage.planner.pricing import Priced, price_candidate
 from tonnage.planner.probe import Need
 from tonnage.planner.question import Question
+from tonnage.planner.search_space import FREE
 from tonnage.planner.solution import Candidate
-from tonnage.planner.values import FREE
 from tonnage.plans import CHUNK_TOKENS
 
 if TYPE_CHECKING:

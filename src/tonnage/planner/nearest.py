@@ -13,15 +13,15 @@ from tonnage.cluster import GPUS_PER_NODE, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, UsageError
 from tonnage.estimates.estimate import Estimate
 from tonnage.options import spell_option
+from tonnage.planner.candidates import find_refusal, list_candidates
 from tonnage.planner.fit import fits_host, host_bytes
 from tonnage.planner.pricing import Bounded, bound_candidate, usual_extra_bytes
 from tonnage.planner.probe import Need
 from tonnage.planner.question import Question
 from tonnage.planner.search import Search
+from tonnage.planner.search_space import ORDER
 from tonnage.planner.solution import Candidate, Nearest, Remedy
-from tonnage.planner.space import find_refusal, list_candidates
 from tonnage.planner.trial_runner import TrialRunner
-from tonnage.planner.values import ORDER
 from tonnage.units import GIB
 
 CARDS: Final = ("l4", "a100-40gb", "l40s", "a100-80gb", "h100-80gb", "h200", "b200")

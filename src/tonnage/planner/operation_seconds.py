@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tonnage.case import Case
 from tonnage.cluster import Cluster
-from tonnage.estimates.step_time import is_better_seen, played
+from tonnage.estimates.step_time import add_counted_time, needs_counting
 from tonnage.planner.describe import describe
 from tonnage.planner.question import Question
 from tonnage.planner.solution import Candidate, Choice
@@ -41,7 +41,7 @@ def _tokens_per_second(choice: Choice) -> float:
 
 
 def _is_countable(candidate: Candidate, cluster: Cluster) -> bool:
-    return is_better_seen(Case(candidate.job, candidate.plan, cluster))
+    return needs_counting(Case(candidate.job, candidate.plan, cluster))
 
 
 def _measure_time(choice: Choice, runner: TrialRunner, cluster: Cluster) -> dict[str, Any]:
@@ -64,4 +64,4 @@ def _count_step(choice: Choice, runner: TrialRunner, cluster: Cluster, micro_bat
     operations = runner.count_operations(replace(choice.candidate, job=job), cluster)
     if operations is None:
         return choice.estimate.time
-    return played(choice.estimate, [operations], cluster, job, choice.candidate.plan).time
+    return add_counted_time(choice.estimate, [operations], cluster, job, choice.candidate.plan).time

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from tonnage.planner.candidates import find_refusal
 from tonnage.planner.pricing import Priced
 from tonnage.planner.probe import Need
 from tonnage.planner.question import Question
 from tonnage.planner.solution import Choice, Point
-from tonnage.planner.space import find_refusal
 from tonnage.planner.trial_runner import TrialRunner
 
 MOST_POINTS: Final = 12

@@ -59,21 +59,21 @@ class PlanFile:
     options: dict[str, Any]
     """Values of fields of Job and Plan, by the names of the fields."""
 
-    def network(self, said: str | None) -> str:
-        """Return the model to estimate: the one that the user `said`, else the file's.
+    def network(self, stated: str | None) -> str:
+        """Return the model to estimate: the one that the user `stated`, else the file's.
 
         Raises UsageError for a factory that only the file names, because its code would run.
         """
-        if said is None and is_factory(self.model):
+        if stated is None and is_factory(self.model):
             raise UsageError(
                 f"The plan's model is the factory {self.model!r}, whose code would be run. If you trust it, name it "
                 f"on the command line: tonnage estimate {self.model} --plan FILE."
             )
-        return said or self.model
+        return stated or self.model
 
-    def under(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of the file, overridden by those that the user `said`."""
-        return {**self.options, **said}
+    def under(self, stated: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of the file, overridden by those that the user `stated`."""
+        return {**self.options, **stated}
 
 
 def found_anywhere(model: str) -> str:

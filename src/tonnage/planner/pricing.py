@@ -24,7 +24,7 @@ from tonnage.planner.solution import Candidate
 from tonnage.planner.unpriced import rank_unpriced
 from tonnage.plans import Plan
 from tonnage.timing.shape import Shape
-from tonnage.timing.stacks import stacks
+from tonnage.timing.stacks import read_stacks
 from tonnage.timing.timing import Timing
 from tonnage.timing.work import Work
 
@@ -142,7 +142,7 @@ def _find_shape(candidate: Candidate) -> tuple[Shape | None, bool]:
     The part that processes images or sounds needs memory too, and has no known bound.
     """
     try:
-        found = stacks(candidate.job)
+        found = read_stacks(candidate.job)
     except CannotEstimate:
         return None, True
     last = found[-1]

@@ -11,13 +11,13 @@ from typing import Final
 
 from tonnage.estimates.estimate import Estimate
 from tonnage.estimates.step_time import as_time
+from tonnage.planner.candidates import free_choices
 from tonnage.planner.fit import fits
 from tonnage.planner.pricing import price_candidate
 from tonnage.planner.question import Question
+from tonnage.planner.search_space import FREE_OPTIONS
 from tonnage.planner.solution import Candidate, Choice, Reason
-from tonnage.planner.space import free_choices
 from tonnage.planner.trial_runner import TrialRunner
-from tonnage.planner.values import FREE_OPTIONS
 
 _ROUGH: Final = ("allocator",)
 """Techniques of which probes say least: how far blocks lie apart."""

@@ -17,7 +17,7 @@ from tonnage.errors import UsageError
 from tonnage.job import METHODS, Job
 from tonnage.mesh import make_mesh
 from tonnage.options import is_accepted, options, parse_words, spell_option, unknown_word
-from tonnage.planner.values import ALLOWABLE, BUDGET, CHANGES, FAMILIES, INTERVALS, ORDER
+from tonnage.planner.search_space import ALLOWABLE, BUDGET, CHANGES, FAMILIES, INTERVALS, ORDER
 from tonnage.plans import HEADROOM, Plan
 from tonnage.synonyms import find_option
 from tonnage.units import GIB, MIB, parse_count
@@ -58,7 +58,7 @@ class Question:
     without: tuple[str, ...] = ()
     """Options, or option=value, that may not be chosen."""
     allow: tuple[str, ...] = ()
-    """Opt-ins (`values.ALLOWABLE`): options whose values may change the mathematics of training, and `budget`."""
+    """Opt-ins (`search_space.ALLOWABLE`): options whose values change the mathematics of training, and `budget`."""
     only_micro_batch: int | None = None
     """The only micro-batch to consider; None: all."""
     headroom: float = HEADROOM
@@ -147,7 +147,7 @@ class Question:
     def is_undecided(self, name: str) -> bool:
         """Return whether an option may have several values among the candidates.
 
-        That is an open option, and `shard`, which follows from the layout if it is excluded (`space.REPLICATED`).
+        That is an open option, and `shard`, which follows from the layout if excluded (`candidates.REPLICATED`).
         """
         return self.is_open(name) or (name == "shard" and not self.is_stated(name))
 
@@ -172,7 +172,7 @@ class Question:
         from tonnage.trainers import engine_of
 
         engine = engine_of(self.plan)
-        return tuple(value for value in values if engine.has_words(name, value, getattr(Plan, name)))
+        return tuple(value for value in values if engine.has_setting(name, value, getattr(Plan, name)))
 
 
 def _parse_option(name: str) -> str:

@@ -16,15 +16,15 @@ from tonnage.errors import UsageError
 from tonnage.estimates.estimate import Estimate
 from tonnage.mesh import make_mesh
 from tonnage.options import spell_option
+from tonnage.planner.candidates import with_free_choices
 from tonnage.planner.pricing import price_candidate
 from tonnage.planner.probe import Need, need_of
 from tonnage.planner.question import Question
+from tonnage.planner.search_space import AXES, FILES, FREE_OPTIONS, OFFLOADS, ORDER
 from tonnage.planner.solution import Candidate, Choice, Reason
-from tonnage.planner.space import with_free_choices
 from tonnage.planner.trial_runner import Failure, TrialRunner
-from tonnage.planner.values import AXES, FILES, FREE_OPTIONS, OFFLOADS, ORDER
 from tonnage.plans import Plan
-from tonnage.shallow.few import depths, depths_to_continue, roomy
+from tonnage.shallow.depths import choose_depths, choose_depths_to_continue, roomy
 from tonnage.trainers.cases import check
 from tonnage.units import format_gib
 
@@ -85,14 +85,16 @@ class _Ablation:
     def repeats_requests(self) -> bool:
         """Return whether it makes the same requests to the allocator, so that a whole run is as quick as a probe."""
         job, plan = self.candidate.job, self.candidate.plan
-        return self.name == "allocator" and plan.pp == 1 and depths_to_continue(job, plan) is not None
+        return self.name == "allocator" and plan.pp == 1 and choose_depths_to_continue(job, plan) is not None
 
 
 def explain_choice(choice: Choice, question: Question, runner: TrialRunner) -> tuple[Reason, ...]:
     """Return a reason for each technique of a plan that the user did not ask for."""
     plan, cluster = choice.candidate, question.cluster
     ablations = _list_ablations(plan, question)
-    itself = [plan] if depths(plan.job, plan.plan) else []  # if few layers are probed, the plan is probed as well
+    itself = (
+        [plan] if choose_depths(plan.job, plan.plan) else []
+    )  # if few layers are probed, the plan is probed as well
     probed = [ablation.candidate for ablation in ablations if not ablation.repeats_requests]
     needs = iter(runner.probe([*itself, *probed], cluster))
     own_need = next(needs) if itself else need_of(choice.estimate)

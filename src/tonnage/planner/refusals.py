@@ -8,14 +8,14 @@ from typing import Final
 
 from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
+from tonnage.planner.candidates import find_refusal
 from tonnage.planner.describe import describe
 from tonnage.planner.dominance import needs_at_least
 from tonnage.planner.pricing import Priced
 from tonnage.planner.question import Question
+from tonnage.planner.search_space import AXES
 from tonnage.planner.solution import Candidate, Refused
-from tonnage.planner.space import find_refusal
 from tonnage.planner.trial_runner import Failure
-from tonnage.planner.values import AXES
 from tonnage.techniques.attention import CANNOT_SERVE
 
 SAME_FAILURES: Final = 6

@@ -18,6 +18,7 @@ from typing import Final
 from tonnage.estimates.estimate import Estimate
 from tonnage.planner.alternatives import is_alike
 from tonnage.planner.candidate_pool import LIKELY, CandidatePool
+from tonnage.planner.candidates import list_candidates
 from tonnage.planner.describe import describe
 from tonnage.planner.fit import Fitting, explain_host_limit, fits, fits_card, host_bytes, sort_by_time
 from tonnage.planner.logits import list_nearly_fitting
@@ -27,9 +28,8 @@ from tonnage.planner.question import Question
 from tonnage.planner.refusals import Refusals
 from tonnage.planner.rough import decide_rough
 from tonnage.planner.solution import Candidate
-from tonnage.planner.space import list_candidates
 from tonnage.planner.trial_runner import TrialRunner
-from tonnage.shallow.few import depths
+from tonnage.shallow.depths import choose_depths
 from tonnage.units import format_gib, pluralise
 
 MOST_RUNS: Final = 60
@@ -193,7 +193,7 @@ class Search:
         first = next(candidates, None)
         if first is None:
             return []
-        more = 0 if depths(first.candidate.job, first.candidate.plan) else self.runner.worker_count - 1
+        more = 0 if choose_depths(first.candidate.job, first.candidate.plan) else self.runner.worker_count - 1
         return [first, *islice(candidates, more)]
 
     def _probe(self, batch: list[Priced]) -> None:

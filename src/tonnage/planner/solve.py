@@ -12,6 +12,7 @@ from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, Us
 from tonnage.estimates.assumptions import describe_quantized_checkpoint
 from tonnage.estimates.step_time import as_time
 from tonnage.planner.budget_fit import add_budgets
+from tonnage.planner.candidates import check_precision, list_candidates
 from tonnage.planner.contradictions import find_ways_out
 from tonnage.planner.decision_path import trace_path
 from tonnage.planner.describe import describe
@@ -26,7 +27,6 @@ from tonnage.planner.question import Question
 from tonnage.planner.reasons import explain_choice
 from tonnage.planner.search import Search
 from tonnage.planner.solution import Choice, Point, Refused, Solution, Stage
-from tonnage.planner.space import check_precision, list_candidates
 from tonnage.planner.suggestions import suggest_options
 from tonnage.planner.trial_runner import TrialRunner
 from tonnage.planner.unpriced import explain_unpriced

@@ -21,7 +21,7 @@ from tonnage.planner.pipeline_buffers import add_to_estimate, add_to_probe, buff
 from tonnage.planner.pricing import find_shape
 from tonnage.planner.probe import Probe, summarize_trace
 from tonnage.planner.solution import Candidate
-from tonnage.shallow.few import depths, is_repetitive, leaves_what_it_found, roomy, with_layers
+from tonnage.shallow.depths import choose_depths, is_repetitive, leaves_what_it_found, roomy, with_layers
 from tonnage.timing.work import Work
 from tonnage.trace.operations import StepOperations
 
@@ -74,7 +74,7 @@ class TrialRun:
         """Return the answer, with the pipeline buffers of the micro-batches that are not run."""
         full_job, plan = self.candidate.job, self.candidate.plan
         if self.counts_operations:
-            return worker.worked(full_job, plan, self.cluster, rank=self.rank)
+            return worker.count_operations(full_job, plan, self.cluster, rank=self.rank)
         job = replace(full_job, grad_accum=count_micro_batches(self.candidate))
         each = buffer_bytes(self.candidate, self.cluster, self.rank)
         more = (full_job.grad_accum - job.grad_accum) * each
@@ -109,7 +109,7 @@ def _whole_run(candidate: Candidate, cluster: Cluster, rank: int) -> TrialRun:
 
 def list_probes(candidate: Candidate, cluster: Cluster) -> list[TrialRun]:
     """Return the probes that tell what a candidate needs: of itself, or of two shallower networks."""
-    found = depths(candidate.job, candidate.plan)
+    found = choose_depths(candidate.job, candidate.plan)
     shallow = [replace(candidate, job=with_layers(candidate.job, layers)) for layers in found or ()]
     return [probe_of(candidate, cluster, network) for network in shallow or [candidate]]
 

@@ -30,7 +30,7 @@ from tonnage.planner.trial_run import (
     run_of_fullest_rank,
     runs_of_other_ranks,
 )
-from tonnage.shallow.few import depths, layers_of
+from tonnage.shallow.depths import choose_depths, layers_of
 from tonnage.trace.operations import StepOperations
 
 if TYPE_CHECKING:
@@ -206,6 +206,6 @@ def _need_from_probes(candidate: Candidate, answers: Sequence[Answer]) -> Need |
     probes = [answer for answer in answers if isinstance(answer, Probe)]
     if len(probes) == 1:
         return need_of(probes[0])
-    found = depths(candidate.job, candidate.plan)
+    found = choose_depths(candidate.job, candidate.plan)
     assert found is not None
     return extrapolate(probes[0], probes[1], found, layers_of(candidate.job))

@@ -14,8 +14,8 @@ from tonnage.case import Case
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate
 from tonnage.estimates.step_time import price
+from tonnage.planner.search_space import FILES, OFFLOADS, ORDER
 from tonnage.planner.solution import Candidate
-from tonnage.planner.values import FILES, OFFLOADS, ORDER
 
 if TYPE_CHECKING:
     from tonnage.planner.pricing import Priced

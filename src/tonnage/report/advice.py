@@ -21,7 +21,7 @@ _WHOLE_MOMENTS: Final = ("adamw", "adamw-loop", "adamw-foreach", "adamw-fused")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advice:
+class Suggestion:
     """One suggestion."""
 
     what: str
@@ -32,7 +32,7 @@ class Advice:
     """Upper limit of the bytes that it can save."""
 
 
-def advice(estimate: Estimate) -> list[Advice]:
+def suggest(estimate: Estimate) -> list[Suggestion]:
     """Return suggestions that may help, those with the most bytes first; none when the step fits.
 
     The bytes are upper limits: a new estimate has to confirm them.  Suggestions with fewer bytes than the request
@@ -42,7 +42,7 @@ def advice(estimate: Estimate) -> list[Advice]:
         return []
     expandable = _suggest_expandable_segments(estimate)
     least = _parse_shortage(estimate).asked_bytes or estimate.peak.process_bytes // 100
-    possible = (item for item in _suggest_options(estimate) if _has_words_for(item.what, estimate.plan))
+    possible = (item for item in _suggest_options(estimate) if _has_setting_for(item.what, estimate.plan))
     ordered = sorted(possible, key=lambda item: -item.at_stake_bytes)
     best = [item for item in ordered if item.at_stake_bytes >= least][: _MAX_SUGGESTIONS - 1]
     if expandable is None:
@@ -72,7 +72,7 @@ def _missing_moments_bytes(estimate: Estimate) -> int:
     return max(0, 2 * held.get("gradient", 0) - held.get("optimizer_state", 0)) if is_creating or is_before else 0
 
 
-def _suggest_expandable_segments(estimate: Estimate) -> Advice | None:
+def _suggest_expandable_segments(estimate: Estimate) -> Suggestion | None:
     """Return the suggestion of expandable segments if the unallocated bytes were enough for the request."""
     lack = _parse_shortage(estimate)
     requested, cached = lack.asked_bytes, lack.unallocated_bytes
@@ -82,7 +82,7 @@ def _suggest_expandable_segments(estimate: Estimate) -> Advice | None:
         return None
     name = variable(estimate.versions.get("torch"))
     setting = "--allocator expandable" if estimate.plan else f"{name}=expandable_segments:True"
-    return Advice(
+    return Suggestion(
         what=setting,
         why=f"{format_size(requested)} were requested while {format_size(cached)} were reserved but unallocated, in "
         "blocks that were too small; expandable segments can join such blocks",
@@ -99,14 +99,14 @@ def _is_expandable(estimate: Estimate) -> bool:
     return estimate.plan.get("allocator") == "expandable" or "expandable_segments:True" in settings
 
 
-def _suggest_options(estimate: Estimate) -> Iterator[Advice]:
+def _suggest_options(estimate: Estimate) -> Iterator[Suggestion]:
     """Yield options of `tonnage estimate`; none for a dry-run, whose script makes its own choices."""
     if not estimate.plan:
         return
     held, plan = estimate.peak.by_category, estimate.plan
     activations = held.get("activation", 0)
     if plan.get("checkpointing") == "none" and activations:
-        yield Advice(
+        yield Suggestion(
             what="--checkpointing full",
             why=f"activations take {format_gib(activations)}; most of them are recomputed in backward instead",
             at_stake_bytes=activations,
@@ -116,14 +116,14 @@ def _suggest_options(estimate: Estimate) -> Iterator[Advice]:
     yield from _suggest_for_temporaries(estimate, held)
 
 
-def _has_words_for(what: str, plan: Mapping[str, Any]) -> bool:
+def _has_setting_for(what: str, plan: Mapping[str, Any]) -> bool:
     """Return True if the plan's engine has a setting for `--option value`, or for a switch."""
     name, _, value = what.removeprefix("--").partition(" ")
     engine = engine_of(Plan(engine=plan.get("engine", "tonnage")))
-    return engine.has_words(name.replace("-", "_"), value or True, None)
+    return engine.has_setting(name.replace("-", "_"), value or True, None)
 
 
-def _suggest_smaller_batch(estimate: Estimate) -> Iterator[Advice]:
+def _suggest_smaller_batch(estimate: Estimate) -> Iterator[Suggestion]:
     """Yield half the micro-batch, which saves activations, and temporaries while the model itself runs."""
     held, job = estimate.peak.by_category, estimate.job
     batch, micro_batches = whole(job, "micro_batch") or 1, whole(job, "grad_accum") or 1
@@ -132,18 +132,18 @@ def _suggest_smaller_batch(estimate: Estimate) -> Iterator[Advice]:
         growing, names = growing + held.get("workspace", 0), "activations and temporaries"
     if batch > 1 and growing:
         kept = f"; --grad-accum {2 * micro_batches} keeps the global batch" if batch % 2 == 0 else ""
-        yield Advice(
+        yield Suggestion(
             what=f"--micro-batch {batch // 2}",
             why=f"{names} take {format_gib(growing)}, and most of it grows with the batch{kept}",
             at_stake_bytes=growing // 2,
         )
 
 
-def _suggest_for_states(estimate: Estimate, held: dict[str, int]) -> Iterator[Advice]:
+def _suggest_for_states(estimate: Estimate, held: dict[str, int]) -> Iterator[Suggestion]:
     plan, gpus = estimate.plan, whole(estimate.cluster, "gpus") or 1
     states = [held.get(name, 0) for name in ("parameter", "gradient", "optimizer_state")]
     if gpus > 1 and plan.get("shard") in ("none", "ddp", "zero1", "zero2"):
-        yield Advice(
+        yield Suggestion(
             what="--shard zero3",
             why=f"parameters, gradients and optimizer states take {format_gib(sum(states))}; "
             f"they can be divided among {gpus} ranks",
@@ -151,7 +151,7 @@ def _suggest_for_states(estimate: Estimate, held: dict[str, int]) -> Iterator[Ad
         )
     accumulates = plan.get("shard") in SHARDING and (whole(estimate.job, "grad_accum") or 1) > 1
     if accumulates and gpus > 1 and not plan.get("accum_sync") and states[1]:
-        yield Advice(
+        yield Suggestion(
             what="--accum-sync",
             why=f"gradients take {format_gib(states[1])}, unsharded on each rank until the last micro-batch; "
             f"reduced after each micro-batch, they are divided among {gpus} ranks",
@@ -160,14 +160,14 @@ def _suggest_for_states(estimate: Estimate, held: dict[str, int]) -> Iterator[Ad
     if missing := _missing_moments_bytes(estimate):
         yield from _suggest_for_moments(plan, 2 * states[1], missing)
     if estimate.job.get("method") == "full" and sum(states[1:]):
-        yield Advice(
+        yield Suggestion(
             what="--method lora",
             why=f"gradients and optimizer states take {format_gib(sum(states[1:]))}; adapters need little of either",
             at_stake_bytes=sum(states[1:]),
         )
 
 
-def _suggest_for_moments(plan: Mapping[str, Any], moments: int, missing: int) -> Iterator[Advice]:
+def _suggest_for_moments(plan: Mapping[str, Any], moments: int, missing: int) -> Iterator[Suggestion]:
     """Yield Adam's moments on the host, and in 8 bits, as far as the plan's sharding supports it."""
     if missing < moments:
         need = f"take {format_gib(moments)}, of which {format_gib(missing)} were not created yet"
@@ -178,24 +178,24 @@ def _suggest_for_moments(plan: Mapping[str, Any], moments: int, missing: int) ->
     by_torch = plan.get("shard") == "zero1" and plan.get("engine") != "deepspeed"  # that optimizer stays on the card
     if plan.get(offload) == "none" and not by_torch:
         weights = ", together with the weights" if by_fsdp else ""
-        yield Advice(
+        yield Suggestion(
             what=f"--{spell_option(offload)} cpu",
             why=f"Adam's moments {need}; host memory can hold them{weights}",
             at_stake_bytes=moments,
         )
     small, library = ("adamw-8bit-ao", "torchao") if by_fsdp else ("adamw-8bit", "bitsandbytes")
-    yield Advice(
+    yield Suggestion(
         what=f"--optimizer {small}",
         why=f"Adam's moments {need}; in 8 bits ({library}, which changes the mathematics) they take a quarter",
         at_stake_bytes=3 * moments // 4,
     )
 
 
-def _suggest_for_temporaries(estimate: Estimate, held: dict[str, int]) -> Iterator[Advice]:
+def _suggest_for_temporaries(estimate: Estimate, held: dict[str, int]) -> Iterator[Suggestion]:
     oom, plan = estimate.oom, estimate.plan
     is_foreach = plan.get("optimizer") in ("adamw", "adamw-foreach")
     if oom is not None and oom.phase == "optimizer" and is_foreach and not _missing_moments_bytes(estimate):
-        yield Advice(
+        yield Suggestion(
             what="--optimizer adamw-fused",
             why="memory ran out in the optimizer, whose foreach implementation needs temporaries as large as the "
             f"parameters ({format_gib(held.get('parameter', 0))})",
@@ -204,7 +204,7 @@ def _suggest_for_temporaries(estimate: Estimate, held: dict[str, int]) -> Iterat
     logits = _logits_bytes(estimate)
     requested = _parse_shortage(estimate).asked_bytes
     if plan.get("loss") == "plain" and logits and requested and _is_close(requested, (logits, 2 * logits)):
-        yield Advice(
+        yield Suggestion(
             what="--loss chunked",
             why=f"the {format_size(requested)} requested are the size of the logits of one micro-batch",
             at_stake_bytes=requested,
@@ -213,7 +213,7 @@ def _suggest_for_temporaries(estimate: Estimate, held: dict[str, int]) -> Iterat
     if scores and requested and _is_close(requested, (scores, 2 * scores)):
         sparing = str(estimate.model.get("sparing_attention"))
         compiled = ", in kernels that are compiled when training starts" if sparing == "flex" else ""
-        yield Advice(
+        yield Suggestion(
             what=f"--attention {sparing}",
             why=f"the {format_size(requested)} requested are the size of one layer's attention scores; {sparing} "
             f"attention stores one block of them at a time{compiled}",

@@ -9,7 +9,7 @@ from typing import Final
 
 from tonnage.estimates.estimate import Estimate, PhasePeak
 from tonnage.report import markup, wording
-from tonnage.report.advice import advice
+from tonnage.report.advice import suggest
 from tonnage.report.markup import key, table, text
 from tonnage.units import format_gib, format_size
 
@@ -72,7 +72,7 @@ def _out_of_memory(estimate: Estimate) -> Iterator[str]:
         yield f"<p>{text(' '.join(oom.message.split()))}</p>"
         if oom.stack:
             yield "<pre>" + "\n".join(text(frame) for frame in wording.frames(oom.stack)) + "</pre>"
-    if suggestions := advice(estimate):
+    if suggestions := suggest(estimate):
         yield f"<h3>{wording.ADVICE_TITLE}</h3>"
         yield table((), [(f"<code>{text(item.what)}</code>", text(item.why)) for item in suggestions])
 

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from tonnage.estimates.estimate import Estimate, Moment, PhasePeak
 from tonnage.report import wording
-from tonnage.report.advice import advice
-from tonnage.report.canvas import BAD, GOOD, TIGHT, Canvas, drawn, text, title
+from tonnage.report.advice import suggest
+from tonnage.report.canvas import BAD, GOOD, TIGHT, Canvas, draw, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, PHASE_LETTERS
 from tonnage.units import format_gib, format_size
 
@@ -32,7 +32,7 @@ _RESERVED: Final = "#999999"
 def render(estimate: Estimate, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
     """Return the report with this width (at least 40, at most 200 columns) and a final newline."""
     canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
-    return drawn(_parts(estimate, canvas), canvas)
+    return draw(_parts(estimate, canvas), canvas)
 
 
 def _parts(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Table | Padding]:
@@ -134,7 +134,7 @@ def _out_of_memory(estimate: Estimate) -> Iterator[Text | Padding]:
         yield Padding(text(" ".join(oom.message.split())), (0, 0, 0, 2))
         for frame in wording.frames(oom.stack):
             yield Padding(text(frame, "dim"), (0, 0, 0, 4))
-    if suggestions := advice(estimate):
+    if suggestions := suggest(estimate):
         yield title(wording.ADVICE_TITLE)
         rows = Table.grid(padding=(0, 2))
         rows.add_column(no_wrap=True)

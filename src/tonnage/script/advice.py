@@ -22,15 +22,15 @@ from tonnage.estimates.estimate import Estimate
 from tonnage.job import Job
 from tonnage.mesh import SHARDING
 from tonnage.options import spell_option
+from tonnage.planner.candidates import free_choices
 from tonnage.planner.describe import describe
 from tonnage.planner.probe import Need
 from tonnage.planner.question import Question
 from tonnage.planner.reasons import EFFECTS
+from tonnage.planner.search_space import ORDER
 from tonnage.planner.solution import Candidate, Refused, Solution
 from tonnage.planner.solve import search
-from tonnage.planner.space import free_choices
 from tonnage.planner.trial_runner import Failure, TrialRunner
-from tonnage.planner.values import ORDER
 from tonnage.plans import HEADROOM, Plan
 from tonnage.script import dry_run, launchers
 from tonnage.script.changes import (
@@ -43,7 +43,7 @@ from tonnage.script.changes import (
     price_step,
 )
 from tonnage.script.command import find_flag, set_value
-from tonnage.script.facts import Facts, NotUnderstood, Understood, seen, understood
+from tonnage.script.facts import Facts, NotUnderstood, Understood, describe_recognised, understood
 from tonnage.script.ladder import list_rungs
 from tonnage.trainers import engine_of
 from tonnage.units import format_gib
@@ -78,7 +78,7 @@ class Asked:
     """The command line as typed."""
     cluster: Cluster
     """The GPUs."""
-    said: Mapping[str, Any]
+    stated: Mapping[str, Any]
     """Options of Plan that the user gave; they are kept."""
     only: tuple[str, ...] = ()
     """As in `Question`."""
@@ -209,7 +209,7 @@ def advise(asked: Asked, progress: Progress = lambda text: None) -> Advice:
     common: dict[str, Any] = {
         "command": tuple(asked.command),
         "budget_bytes": asked.budget_bytes,
-        "seen": seen(facts),
+        "seen": describe_recognised(facts),
         "before": before,
     }
     try:
@@ -262,7 +262,7 @@ def _try_plans(
 
 def _make_question(asked: Asked, now: Understood, facts: Facts) -> Question:
     """Return the question to the search; options that the script has no setting for stay as they are."""
-    keep, launched = now.openly(asked.said), launchers.is_launched(asked.command)
+    keep, launched = now.openly(asked.stated), launchers.is_launched(asked.command)
     if now.plan.precision == "fp32" and "precision" in asked.without:
         keep = replace(keep, precision="fp32")
     if facts.is_launchers:
@@ -278,7 +278,7 @@ def _make_question(asked: Asked, now: Understood, facts: Facts) -> Question:
         job=now.job,
         plan=keep,
         cluster=asked.cluster,
-        stated=(*asked.said, *kept),
+        stated=(*asked.stated, *kept),
         only=asked.only,
         without=(*asked.without, *(LOOPS_NOT if facts.is_loop else needs_launcher)),
         only_micro_batch=now.job.micro_batch if facts.is_loop and not has_batch_flags else None,

@@ -20,14 +20,14 @@ from tonnage.cluster import CPU, Cluster
 from tonnage.errors import TrialFailed, UsageError
 from tonnage.estimates.ddp_buckets import with_buckets_of_script
 from tonnage.estimates.estimate import Estimate
-from tonnage.estimates.step_time import played, saying
+from tonnage.estimates.step_time import add_counted_time, saying
 from tonnage.estimates.summary import Run, summarise
 from tonnage.ghost import cards, running
 from tonnage.ghost.process import NO_CACHING, any_libraries, environment, interpreter, programs
 from tonnage.ghost.scratch import scratch
 from tonnage.ghost.wheel import Torch, find
 from tonnage.script import ending, launchers, trackers
-from tonnage.script.records import Records, collect_records
+from tonnage.script.process_results import ProcessResults, collect_results
 from tonnage.trace.trace import Trace
 
 Progress = Callable[[str], None]
@@ -59,7 +59,7 @@ class Attempt:
     """The command as it was run; of one rank alone, without the launcher."""
     ended: int | None
     """Exit code; None if the command had to be stopped."""
-    records: Records
+    results: ProcessResults
     """Everything that its processes recorded."""
     cards: tuple[cards.Card, ...]
     """Memory of each GPU that the processes held."""
@@ -81,7 +81,7 @@ def run(
 
     With `rank` only this rank of the cluster runs, in one process and without the launcher of the command (torchrun,
     accelerate launch, deepspeed); so one of hundreds of ranks runs on a laptop.  With `seconds` one more step is run,
-    whose operations are counted (`step_time.played`).
+    whose operations are counted (`step_time.add_counted_time`).
 
     A command that is stopped at the time limit is summed up if every rank made two steps.  One that fails in its
     first step, perhaps because of a value that no ghost computes, is run a second time, in which values that depend
@@ -119,41 +119,41 @@ def run(
             progress(f"running {shlex.join(started)} on {cluster.gpus_per_node} ghost {cluster.device.id}")
             ended = _run_command(started, prepared, timeout_seconds, folder)
             return Attempt(
-                command=started, ended=ended, records=collect_records(folder), cards=cards.read(folder / _ACCOUNT)
+                command=started, ended=ended, results=collect_results(folder), cards=cards.read(folder / _ACCOUNT)
             )
 
     made, notes = attempt(variables), []
     if _lacks_function(made):
         progress("running it again, to find the library that needs a missing function")
-        if reason := _find_missing_function(attempt({**given, "LD_BIND_NOW": "1"}).records):
+        if reason := _find_missing_function(attempt({**given, "LD_BIND_NOW": "1"}).results):
             raise TrialFailed(reason)
-    failed = _find_early_failure(made.records)
-    if failed is not None or _has_guessed_sizes(made.records):
+    failed = _find_early_failure(made.results)
+    if failed is not None or _has_guessed_sizes(made.results):
         progress("running it again, with values that depend on small known values computed on the host")
         again = attempt({**given, "TONNAGE_FOLLOW": "1"})
-        went_on = again.records.traces and not any(
-            trace.outcome.get("kind") == "failed" for trace in again.records.traces
+        went_on = again.results.traces and not any(
+            trace.outcome.get("kind") == "failed" for trace in again.results.traces
         )
         if went_on and (
             failed is not None
-            or not _has_guessed_sizes(again.records)
-            or _has_other_peaks(again.records, made.records)
+            or not _has_guessed_sizes(again.results)
+            or _has_other_peaks(again.results, made.results)
         ):
             made, notes = again, [ending.note_followed(failed)]
-    notes += ending.judge(made.command, made.records, made.ended, steps, timeout_seconds)
-    notes += [ending.note_shared(card, made.records.names, cluster) for card in made.cards if len(card.holders) > 1]
+    notes += ending.judge(made.command, made.results, made.ended, steps, timeout_seconds)
+    notes += [ending.note_shared(card, made.results.names, cluster) for card in made.cards if len(card.holders) > 1]
     summed = summarise(
-        made.records.traces,
+        made.results.traces,
         cluster,
         model={"name": launchers.program(made.command)},
         job={"command": made.command, "steps": steps},
         plan={},
         notes=notes,
     )
-    documents = tuple(_card_document(card, made.records.names) for card in made.cards)
+    documents = tuple(_card_document(card, made.results.names) for card in made.cards)
     estimate = with_buckets_of_script(summed.estimate)
     if seconds:
-        estimate = _with_time(estimate, made.records.traces, cluster)
+        estimate = _with_time(estimate, made.results.traces, cluster)
     return replace(summed, estimate=replace(estimate, cards=documents))
 
 
@@ -161,7 +161,7 @@ def _with_time(estimate: Estimate, ranks: Sequence[Trace], cluster: Cluster) -> 
     """Return the estimate with the seconds of a step, or with the reason why they are not known."""
     counted_steps = [trace.worked for trace in ranks if trace.worked is not None]
     if counted_steps:
-        return played(estimate, counted_steps, cluster)
+        return add_counted_time(estimate, counted_steps, cluster)
     why = "the command ended before it, or it could not be counted to its end"
     if any(trace.script.get("compiled") for trace in ranks):
         why = "code that torch.compile made cannot be counted"
@@ -189,36 +189,36 @@ def _prepare_environment(
 
 def _lacks_function(made: Attempt) -> bool:
     """Return True if the loader ended a process because a function that was called does not exist."""
-    messages = (str(failed["message"]) for failed in made.records.failed)  # of a launcher about its ranks
+    messages = (str(failed["message"]) for failed in made.results.failed)  # of a launcher about its ranks
     ended = made.ended == _LOADER_EXIT or any(_LOADER_EXIT_OF_RANK.search(message) for message in messages)
-    return ended and made.records.reached and not made.records.traces
+    return ended and made.results.reached and not made.results.traces
 
 
-def _find_missing_function(records: Records) -> str | None:
+def _find_missing_function(results: ProcessResults) -> str | None:
     """Return the failure of the library that needs a missing function, after a run that bound all when loading."""
-    outcomes = [*records.failed, *map(ending.outcome_with_cuda, records.traces)]
+    outcomes = [*results.failed, *map(ending.outcome_with_cuda, results.traces)]
     failure = next((outcome for outcome in outcomes if "undefined symbol" in str(outcome.get("message"))), None)
     return None if failure is None else ending.describe_failure(failure)
 
 
-def _find_early_failure(records: Records) -> Trace | None:
+def _find_early_failure(results: ProcessResults) -> Trace | None:
     """Return a rank that failed in its first step after it read a value that the GPU would have computed."""
     failed = [
-        trace for trace in records.traces if trace.outcome.get("error") in ending.VALUE_ERRORS and not trace.steps
+        trace for trace in results.traces if trace.outcome.get("error") in ending.VALUE_ERRORS and not trace.steps
     ]
-    ran_out = any(trace.outcome.get("kind") == "oom" for trace in records.traces)
+    ran_out = any(trace.outcome.get("kind") == "oom" for trace in results.traces)
     early = next((trace for trace in failed if trace.outcome.get("computed_reads")), None)
     return None if ran_out else early
 
 
-def _has_guessed_sizes(records: Records) -> bool:
+def _has_guessed_sizes(results: ProcessResults) -> bool:
     """Return True if the size of a result was guessed because it depends on computed values."""
-    return any(text.startswith(_SIZE_ASSUMPTIONS) for trace in records.traces for text in trace.assumed)
+    return any(text.startswith(_SIZE_ASSUMPTIONS) for trace in results.traces for text in trace.assumed)
 
 
-def _has_other_peaks(records: Records, other: Records) -> bool:
+def _has_other_peaks(results: ProcessResults, other: ProcessResults) -> bool:
     """Return True if the peaks of some rank differ between two runs."""
-    peaks, other_peaks = ({trace.rank: trace.peaks for trace in each.traces} for each in (records, other))
+    peaks, other_peaks = ({trace.rank: trace.peaks for trace in each.traces} for each in (results, other))
     return peaks != other_peaks
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from tonnage.cluster import Cluster
 from tonnage.errors import TrialFailed
 from tonnage.ghost import cards
-from tonnage.script.records import Records
+from tonnage.script.process_results import ProcessResults
 from tonnage.trace.trace import Trace
 from tonnage.units import format_size, pluralise
 
@@ -82,29 +82,31 @@ def _name_process(process: int, names: Mapping[int, tuple[int, str]]) -> str:
     return f"{name} (rank {rank})" if rank else name
 
 
-def judge(command: list[str], records: Records, ended: int | None, steps: int, timeout_seconds: float) -> list[str]:
-    """Return the notes about how the command ended.  Raises TrialFailed if the records give no answer."""
-    if not records.traces:
-        raise TrialFailed(_explain_no_trace(command, records, ended, timeout_seconds))
-    notes = [_note_other_process(trace) for trace in records.others if trace.peaks.get("reserved_bytes")]
-    if any(trace.outcome.get("kind") == "oom" for trace in records.traces):
+def judge(
+    command: list[str], results: ProcessResults, ended: int | None, steps: int, timeout_seconds: float
+) -> list[str]:
+    """Return the notes about how the command ended.  Raises TrialFailed if the results give no answer."""
+    if not results.traces:
+        raise TrialFailed(_explain_no_trace(command, results, ended, timeout_seconds))
+    notes = [_note_other_process(trace) for trace in results.others if trace.peaks.get("reserved_bytes")]
+    if any(trace.outcome.get("kind") == "oom" for trace in results.traces):
         return notes
-    for trace in records.traces:
+    for trace in results.traces:
         if trace.outcome.get("kind") == "failed":
             raise TrialFailed(explain_failure(trace))
-    done = min(trace.steps for trace in records.traces)
+    done = min(trace.steps for trace in results.traces)
     if ended is None:
-        latest = min(records.traces, key=lambda trace: trace.steps)
+        latest = min(results.traces, key=lambda trace: trace.steps)
         where = _describe_stop(latest, timeout_seconds, steps)
         if done < ENOUGH_STEPS:
             raise TrialFailed(f"{where} Give it more time with --timeout, or fewer steps with --steps.")
         return [*notes, where]
-    lost = [describe_cut_off(records.cut_off)] if records.cut_off else []
+    lost = [describe_cut_off(results.cut_off)] if results.cut_off else []
     if ended > 0:
-        ooms = max(trace.peaks.get("ooms", 0) for trace in records.traces)
+        ooms = max(trace.peaks.get("ooms", 0) for trace in results.traces)
         why = [f"The command ended with exit code {ended} after {pluralise(done, 'optimizer step')}.", *lost]
         raise TrialFailed(" ".join([*why, _note_ooms(ooms)] if ooms else why))
-    if not any(trace.peaks.get("allocated_bytes", 0) for trace in (*records.traces, *records.others)):
+    if not any(trace.peaks.get("allocated_bytes", 0) for trace in (*results.traces, *results.others)):
         raise TrialFailed(_explain_no_gpu(command, "allocated no GPU memory through PyTorch"))
     notes += lost
     if 0 < done < min(steps, ENOUGH_STEPS):
@@ -228,9 +230,9 @@ def _shorten(message: str, most: int = 400) -> str:
     return message if len(message) <= most else f"{message[:most]} ..."
 
 
-def _explain_no_trace(command: list[str], records: Records, ended: int | None, timeout_seconds: float) -> str:
+def _explain_no_trace(command: list[str], results: ProcessResults, ended: int | None, timeout_seconds: float) -> str:
     """Return why the command left no trace, with what to do about it if that is known."""
-    progress = f" {describe_cut_off(records.cut_off)}" if records.cut_off else ""
+    progress = f" {describe_cut_off(results.cut_off)}" if results.cut_off else ""
     if ended is None:
         where = progress or " It had not used the GPU until then."
         return (
@@ -241,18 +243,18 @@ def _explain_no_trace(command: list[str], records: Records, ended: int | None, t
         name = name_signal(-ended)
         why = " A host that runs out of memory ends processes like this." if name == "SIGKILL" else ""
         return f"The command was ended by {name}; its own message is above.{progress}{why}"
-    failed = [failure for failure in records.failed if failure["error"] not in _LAUNCHER_ERRORS]
+    failed = [failure for failure in results.failed if failure["error"] not in _LAUNCHER_ERRORS]
     if ended != 0 and failed:
         return f"{describe_failure(failed[0])}{progress}"
     own = " Its own message is above." if ended != 0 or progress else ""
-    if not records.reached:
+    if not results.reached:
         return f"The command ended with exit code {ended}. {_NOT_REACHED}{own}"
     if own:
         when = f".{progress}" if progress else " before it used the GPU."
-        return f"The command ended with exit code {ended}{when}{own}{_note_missing_packages(records.missing)}"
-    if records.missing:
+        return f"The command ended with exit code {ended}{when}{own}{_note_missing_packages(results.missing)}"
+    if results.missing:
         return (
-            f"The command {shlex.join(command)!r} ended without using a GPU.{_note_missing_packages(records.missing)}"
+            f"The command {shlex.join(command)!r} ended without using a GPU.{_note_missing_packages(results.missing)}"
         )
     return _explain_no_gpu(command, "ended without using a GPU")
 

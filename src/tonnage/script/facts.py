@@ -23,7 +23,9 @@ from tonnage.trainers.hf_trainer import facts as hf_trainer
 from tonnage.trainers.trl import facts as trl
 from tonnage.units import count
 
-ADAMW: Final = tuple(one.name for one in OPTIMIZERS if (one.library, one.family) == ("torch", "adamw"))
+ADAMW: Final = tuple(
+    optimizer.name for optimizer in OPTIMIZERS if (optimizer.library, optimizer.family) == ("torch", "adamw")
+)
 """Implementations of one optimizer: any may stand for any other."""
 
 _ADAMW_CLASSES: Final = ("torch.optim.adamw.AdamW", "torch.optim.adam.Adam")
@@ -57,7 +59,7 @@ class NotUnderstood(CannotEstimate):
 class Facts:
     """A script's notes of itself."""
 
-    said: Mapping[str, Any] = field(default_factory=dict)
+    recorded: Mapping[str, Any] = field(default_factory=dict)
     """The notes as `tonnage_recorder.script` wrote them."""
     allocator_settings: str = ""
     """The allocator's variable in the script's process."""
@@ -68,7 +70,7 @@ class Facts:
     def of(trace: Trace) -> Facts:
         """Return the notes of the process that left the trace."""
         return Facts(
-            said=trace.script,
+            recorded=trace.script,
             allocator_settings=trace.allocator_settings,
             torch_version=trace.versions.get("torch"),
         )
@@ -76,47 +78,47 @@ class Facts:
     @property
     def settings(self) -> Mapping[str, Any]:
         """TrainingArguments as they were built; of a loop with accelerate, what stands for them."""
-        values: Mapping[str, Any] = self.said.get("arguments", {}).get("values", {})
-        return accelerate.loop_settings(self.said) if self.is_loop else values
+        values: Mapping[str, Any] = self.recorded.get("arguments", {}).get("values", {})
+        return accelerate.loop_settings(self.recorded) if self.is_loop else values
 
     @property
     def is_loop(self) -> bool:
         """True if it is a loop of its own around accelerate's Accelerator."""
-        return bool(self.said.get("accelerator")) and not self.said.get("trainer")
+        return bool(self.recorded.get("accelerator")) and not self.recorded.get("trainer")
 
     @property
     def given(self) -> Sequence[str]:
         """The arguments that a loop gives its Accelerator itself, so that no launcher can set them."""
-        names: Sequence[str] = self.said.get("accelerator", {}).get("given", ())
+        names: Sequence[str] = self.recorded.get("accelerator", {}).get("given", ())
         return names
 
     @property
     def options(self) -> Mapping[str, Any]:
         """Options of its command line, by their names with dashes."""
-        options: Mapping[str, Any] = self.said.get("options", {})
+        options: Mapping[str, Any] = self.recorded.get("options", {})
         return options
 
     @property
     def network(self) -> Mapping[str, Any]:
         """Class, configuration and dtypes of its network; empty where none was seen."""
-        network: Mapping[str, Any] = self.said.get("network", {})
+        network: Mapping[str, Any] = self.recorded.get("network", {})
         return network
 
     @property
     def trainer(self) -> str | None:
         """The class of its Trainer."""
-        classes = self.said.get("trainer")
+        classes = self.recorded.get("trainer")
         return classes[0].rpartition(".")[2] if classes else None
 
     @property
     def arguments(self) -> str:
         """The class of its arguments."""
-        return str(self.said.get("arguments", {}).get("class", "TrainingArguments"))
+        return str(self.recorded.get("arguments", {}).get("class", "TrainingArguments"))
 
     @property
     def fsdp(self) -> Mapping[str, Any] | None:
         """The settings of accelerate's FSDP plugin; None without."""
-        return accelerate.fsdp(self.said)
+        return accelerate.fsdp(self.recorded)
 
     @property
     def is_launchers(self) -> bool:
@@ -150,8 +152,8 @@ class Understood:
         batch = f"{job.micro_batch} x {job.seq_len:,} tokens, {job.grad_accum} accumulated"
         return f"{job.method}{adapters}, {batch}, {', '.join(parts)}"
 
-    def openly(self, said: Mapping[str, Any]) -> Plan:
-        """Return what a plan must keep: the options that the user `said`, and all that decide what is trained.
+    def openly(self, stated: Mapping[str, Any]) -> Plan:
+        """Return what a plan must keep: the options that the user `stated`, and all that decide what is trained.
 
         Raises UsageError for a value that an option cannot have.
         """
@@ -167,10 +169,10 @@ class Understood:
             kept["optimizer"] = now.optimizer
         if now.precision != "fp32":  # which autocast makes faster
             kept["precision"] = now.precision
-        return Plan(**{**kept, **said})
+        return Plan(**{**kept, **stated})
 
 
-def seen(facts: Facts) -> str:
+def describe_recognised(facts: Facts) -> str:
     """Return one line of what was recognised, whether or not a Job can be made of it."""
     parts = []
     if facts.trainer is not None:
@@ -182,7 +184,7 @@ def seen(facts: Facts) -> str:
     if facts.network:
         total = sum(facts.network["trainable"].values()) + sum(facts.network["frozen"].values())
         parts.append(f"{facts.network['class']} ({count(total)} parameters)")
-    batch = facts.said.get("batch")
+    batch = facts.recorded.get("batch")
     if batch:
         parts.append(f"batches of {batch['sequences']} x {batch['tokens']:,} tokens")
     return ", ".join(parts)
@@ -207,7 +209,7 @@ def checkpointing_word(facts: Facts) -> str:
 def _engine(facts: Facts) -> str:
     if facts.is_loop:
         return "accelerate"
-    classes = facts.said.get("trainer")
+    classes = facts.recorded.get("trainer")
     if classes is None:
         raise NotUnderstood(
             "it makes neither a Trainer nor an Accelerator, so it has no settings that are known here"
@@ -222,7 +224,7 @@ def _engine(facts: Facts) -> str:
 
 def _batch(facts: Facts) -> Mapping[str, Any]:
     """Return the shapes of the micro-batches; of a script that ran out of memory before, those of its settings."""
-    batch: Mapping[str, Any] | None = facts.said.get("batch")
+    batch: Mapping[str, Any] | None = facts.recorded.get("batch")
     if batch is not None:
         return batch
     length = facts.settings.get("max_length")
@@ -302,7 +304,7 @@ def _plan(facts: Facts, engine: str) -> Plan:
 
 def _optimizer(facts: Facts) -> str:
     """Return the optimizer that was built; before that, the one of the settings."""
-    built = facts.said.get("optimizer")
+    built = facts.recorded.get("optimizer")
     if built is not None and built["class"] in _ADAMW_CLASSES:
         return "adamw-fused" if built["fused"] else "adamw-loop" if built["foreach"] is False else "adamw-foreach"
     name = str(facts.settings.get("optim") or str((built or {}).get("class")).rpartition(".")[2])
@@ -358,24 +360,24 @@ def _checkpointing(facts: Facts) -> dict[str, Any]:
 
 
 def _sharding(facts: Facts) -> dict[str, Any]:
-    if facts.said.get("cards_of_process", 1) > 1:
+    if facts.recorded.get("cards_of_process", 1) > 1:
         raise NotUnderstood(
             "one process of it would use all GPUs (torch's DataParallel); start it with torchrun --nproc-per-node N"
         )
     try:
-        return accelerate.sharding(facts.said)
+        return accelerate.sharding(facts.recorded)
     except CannotEstimate as error:
         raise NotUnderstood(str(error)) from error
 
 
 def _notes(facts: Facts, batch: Mapping[str, Any]) -> Iterator[str]:
     settings, network = facts.settings, facts.network
-    for missed in facts.said.get("missed", ()):
+    for missed in facts.recorded.get("missed", ()):
         yield f"Not all of it could be seen ({missed})."
     if batch.get("least_tokens", batch["tokens"]) != batch["tokens"]:
         span = f"{batch['least_tokens']:,} to {batch['tokens']:,}"
         yield f"Sequences of {span} tokens were seen; the longest are planned."
-    if facts.said.get("batch") is None:
+    if facts.recorded.get("batch") is None:
         yield "It ran out of memory before its first batch: the length of sequences is max_length."
     else:
         yield "The batches of the steps that were run are all that is known of its data; longer ones may come later."
@@ -387,6 +389,6 @@ def _notes(facts: Facts, batch: Mapping[str, Any]) -> Iterator[str]:
     for name in _UNPLANNED_SETTINGS:
         if settings.get(name):
             yield f"{name} is not planned; the dry-runs have it."
-    own = [name for name in facts.said.get("trainer") or () if not name.startswith(("transformers.", "trl."))]
+    own = [name for name in facts.recorded.get("trainer") or () if not name.startswith(("transformers.", "trl."))]
     if own:
         yield f"{own[0].rpartition('.')[2]} is a Trainer of its own: planned as the Trainer that it derives from."

@@ -35,7 +35,7 @@ def _find_pattern(runs: Sequence[Trace], sizes: Sizes, *, by_neighbour: bool = F
     return Pattern.of(*strings)
 
 
-def continued(trace: Trace, runs: Sequence[Trace], depths: Sequence[int], layers: int) -> Trace:
+def extend(trace: Trace, runs: Sequence[Trace], depths: Sequence[int], layers: int) -> Trace:
     """Return the trace of those requests, with the runs' other results scaled to so many layers."""
     small, middle, large = runs
     steps = _count_steps(depths, layers)

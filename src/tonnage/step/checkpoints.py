@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tonnage.errors import CannotEstimate
-from tonnage.step import model as models
+from tonnage.step import model
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.state_dict import StateDictOptions
@@ -228,7 +228,7 @@ def _state_dict_after_step(optimizer: Optimizer) -> dict[str, Any]:
         groups = [_fake_group(group) for group in optimizer.param_groups]
     fake = optimizer_class(groups)
     _compute_code_tables(fake)
-    with fake_mode, models.quiet():  # watchers of optimizers would ask for these tensors' devices
+    with fake_mode, model.quiet():  # watchers of optimizers would ask for these tensors' devices
         _make_states(fake)
         state_dict: dict[str, Any] = fake.state_dict()
     return state_dict

@@ -10,7 +10,7 @@ SIZES: Final = ("hidden_size", "num_hidden_layers", "num_attention_heads", "voca
 """Fields that decide how large a network is, in transformers' common names."""
 
 
-def unsaid(config: Any, fields: Mapping[str, Any]) -> Iterator[str]:
+def describe_unstated_sizes(config: Any, fields: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each part of the built configuration whose sizes the written fields leave out."""
     for name in ("", *getattr(type(config), "sub_configs", {})):
         part = getattr(config, name, None) if name else config

@@ -9,7 +9,7 @@ import torch
 
 from tonnage.errors import CannotEstimate
 from tonnage.job import check_prompt
-from tonnage.step import model as models
+from tonnage.step import model
 
 if TYPE_CHECKING:
     from tonnage.job import Job
@@ -20,13 +20,13 @@ SOUNDS: Final = "input_features"
 
 def network_in(module: torch.nn.Module, job: Job) -> Any:
     """Return transformers' network inside a module.  Raises CannotEstimate if there is none that generates."""
-    network = models.hugging_face(module)
+    network = model.hugging_face(module)
     if network is None or not network.can_generate():
         raise CannotEstimate(f"{job.model.name} is not a transformers network that generates; leave generate out.")
     return network
 
 
-def asked(
+def make_arguments(
     job: Job, network: Any, device: torch.device, sounds: Callable[[], dict[str, torch.Tensor]]
 ) -> dict[str, Any]:
     """Return the arguments of `generate`: prompts, or as many sounds of a batch, and how many tokens.

@@ -28,7 +28,7 @@ from torch import nn
 from tonnage.errors import CannotEstimate, UnreadableModel, UsageError
 from tonnage.job import beyond_positions, check_tokens
 from tonnage.step import configuration, heads, remarks, training
-from tonnage.step.config_defaults import unsaid
+from tonnage.step.config_defaults import describe_unstated_sizes
 from tonnage.step.config_errors import describe, first_line, works
 from tonnage.step.configuration import text_config
 
@@ -224,7 +224,7 @@ def _from_config(ref: ModelRef, dtype: torch.dtype, attention: str | None) -> nn
         reason = describe(error, fields, configuration.make)
         raise UnreadableModel(f"The configuration of {ref.name} is not valid: {reason}") from error
     try:
-        left_out = tuple(unsaid(config, fields))
+        left_out = tuple(describe_unstated_sizes(config, fields))
         changes = configuration.complete_for_training(config, head, fields)
         build_with = partial(_instantiate, head, config, dtype)
         network = build_with(attention)

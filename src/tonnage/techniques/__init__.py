@@ -88,9 +88,9 @@ def choices(option: str) -> tuple[str, ...]:
     return tuple(value for technique in TECHNIQUES if technique.option == option for value in technique.values)
 
 
-def chosen(job: Job, plan: Plan) -> tuple[Technique, ...]:
+def select_techniques(job: Job, plan: Plan) -> tuple[Technique, ...]:
     """Return the techniques that a job under a plan uses."""
-    return tuple(technique for technique in TECHNIQUES if technique.chosen(job, plan))
+    return tuple(technique for technique in TECHNIQUES if technique.is_chosen(job, plan))
 
 
 def build(job: Job, plan: Plan, **where: Any) -> ReadyStep:
@@ -100,12 +100,12 @@ def build(job: Job, plan: Plan, **where: Any) -> ReadyStep:
     """
     from tonnage.step.step import assemble  # imports torch
 
-    return assemble(job, plan, (technique.apply for technique in chosen(job, plan)), **where)
+    return assemble(job, plan, (technique.apply for technique in select_techniques(job, plan)), **where)
 
 
 def refusals(case: Case) -> tuple[Refusal, ...]:
     """Return the reasons why the plan cannot be carried out; empty if it can."""
-    answers = (technique.accepts(case) for technique in chosen(case.job, case.plan))
+    answers = (technique.accepts(case) for technique in select_techniques(case.job, case.plan))
     return tuple(answer for answer in answers if answer is not None)
 
 

@@ -82,13 +82,13 @@ def _build_unquantized(step: Step) -> nn.Module:
     from bitsandbytes.nn import Linear4bit
     from transformers.quantizers import AutoHfQuantizer
 
-    from tonnage.step import model as models
+    from tonnage.step import model
 
-    network: Any = models.build(
+    network: Any = model.build(
         step.job.model, dtype=step.weights_dtype, attention=step.attention, device=_cpu_or_meta(step)
     )
     if step.initialise:
-        models.initialise(network)
+        model.initialise(network)
     weights = dict(network.named_parameters())
     quantizer = AutoHfQuantizer.from_config(_quantization_config(step.plan, step.weights_dtype), pre_quantized=False)
     quantizer.preprocess_model(network, device_map=None)
@@ -112,14 +112,14 @@ def _allocate_and_quantize(module: nn.Module, device: torch.device) -> None:
     import torch
     from bitsandbytes.nn import Params4bit
 
-    from tonnage.step import model as models
+    from tonnage.step import model
 
     for layer in module.modules():
         weight = layer._parameters.get("weight")
         if isinstance(weight, Params4bit) and not weight.bnb_quantized:
             whole = torch.empty_like(weight.data, device=device) if weight.is_meta else weight.data
             layer.weight = _unquantized_weight(weight, whole).to(device)
-    models.materialise(module, device)
+    model.materialise(module, device)
     _move_to_device(module, device)
 
 
@@ -135,16 +135,16 @@ def _move_to_device(module: nn.Module, device: torch.device) -> None:
 
 def loaded(step: Step) -> nn.Module:
     """Return what from_pretrained returns for a checkpoint in the compute dtype, by transformers' own loader."""
-    from tonnage.step import model as models
+    from tonnage.step import model
 
     device = step.world.device
-    network: Any = models.build(
+    network: Any = model.build(
         step.job.model, dtype=step.weights_dtype, attention=step.attention, device=_cpu_or_meta(step)
     )
     if step.initialise:
-        models.initialise(network)
+        model.initialise(network)
     chosen = {"attn_implementation": step.attention} if step.attention else {}
-    with models.quiet():
+    with model.quiet():
         quantized: nn.Module = type(network).from_pretrained(
             None,
             config=network.config,

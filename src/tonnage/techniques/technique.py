@@ -70,7 +70,7 @@ class Technique:
     libraries: tuple[str, ...] = ()
     """Optional packages and parts of torch that it imports; a warm worker does so once."""
 
-    def chosen(self, job: Job, plan: Plan) -> bool:
+    def is_chosen(self, job: Job, plan: Plan) -> bool:
         """Return True if the plan (or the job) chooses this technique."""
         return self.takes(getattr(plan if hasattr(plan, self.option) else job, self.option))
 

@@ -6,7 +6,11 @@ from typing import Final
 
 from tonnage.cluster import Cluster, Device
 from tonnage.timing import compiled, rates
-from tonnage.timing.exchanges import (
+from tonnage.timing.fabrics import expert_fabric, tensor_fabric
+from tonnage.timing.head import embedding_operations, head_operations
+from tonnage.timing.keys import cached_by, layer_key
+from tonnage.timing.layer import layer_operations, layer_weights
+from tonnage.timing.micro_batch_exchanges import (
     EMBEDDING_CALLS,
     HEAD_CALLS,
     count_loss_calls,
@@ -15,10 +19,6 @@ from tonnage.timing.exchanges import (
     layer_exchange,
     tensor_exchange,
 )
-from tonnage.timing.fabrics import expert_fabric, tensor_fabric
-from tonnage.timing.head import embedding_operations, head_operations
-from tonnage.timing.keys import cached_by, layer_key
-from tonnage.timing.layer import layer_operations, layer_weights
 from tonnage.timing.operations import ELEMENT_BYTES, Passes, Slice, kept_dtype
 from tonnage.timing.rates import Card, Seconds
 from tonnage.timing.recomputation import BY_OPERATION, Recomputation, plan_recomputation, recomputed_seconds

@@ -28,7 +28,7 @@ class Stack:
     """Sequences of this stack for each one of the batch: the images of a text."""
 
 
-def stacks(job: Job) -> tuple[Stack, ...]:
+def read_stacks(job: Job) -> tuple[Stack, ...]:
     """Return the stacks of a job's network.  Raise UnknownNetwork, with one line, for a kind that is not known."""
     config = job.model.config
     kind = str(config.get("model_type"))

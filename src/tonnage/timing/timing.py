@@ -1,10 +1,10 @@
 """Seconds of a training step, from the dimensions of its network, what each rank does, and the cluster.
 
-    timing(shape, work, cluster, software).step_seconds
+    time_step(shape, work, cluster, software).step_seconds
 
 A step is the passes of its micro-batches through the stages of a pipeline (`pipeline`, `micro_batch`), the exchanges
-that computation does not hide (`exchanges`, `data_parallel`), the optimizer (`optimizer`, `host`), and copies to and
-from the host.  `docs/reference/time.md` says how each constant was obtained.
+that computation does not hide (`micro_batch_exchanges`, `data_parallel`), the optimizer (`optimizer`, `host`), and
+copies to and from the host.  `docs/reference/time.md` says how each constant was obtained.
 """
 
 from collections.abc import Sequence
@@ -119,7 +119,7 @@ def step_costs(shape: Shape, work: Work, cluster: Cluster, card: Card, software:
     )
 
 
-def timing(shape: Shape, work: Work, cluster: Cluster, software: Software) -> Timing:
+def time_step(shape: Shape, work: Work, cluster: Cluster, software: Software) -> Timing:
     """Return the seconds of a step.  Raise CannotEstimate where a rate that matters is not known."""
     card = rates.card(cluster.device)
     split, gathering_host = split_network(shape, work, software), gathering_host_seconds(shape, work)
@@ -181,7 +181,7 @@ STACKED: Final = (0.7, 1.7)
 """Measured / predicted of the six steps of ViT-large and T5-base on our H200: the least and the most."""
 
 
-def together(stacks: Sequence[Timing], tokens: float, assumed: str) -> Timing:
+def sum_stacks(stacks: Sequence[Timing], tokens: float, assumed: str) -> Timing:
     """Return the Timing of stacks of layers that a step runs one after the other, none hiding another's exchanges.
 
     `tokens`: tokens of the step on each rank, by which its speed is given.

@@ -25,7 +25,7 @@ from tonnage.recorder.tonnage_recorder.layout import (
     RECORD,
     offset_of,
 )
-from tonnage.trace import operations as works
+from tonnage.trace import operations
 from tonnage.trace.operations import StepOperations
 
 _CODES: Final = {kind: code for code, kind in KERNEL_KINDS.items()}
@@ -62,7 +62,7 @@ class Activity(NamedTuple):
     address2: int
 
 
-def packed(activity: Activity, places: Mapping[str, int]) -> bytes:
+def pack_activity(activity: Activity, places: Mapping[str, int]) -> bytes:
     """Return the activity as a record of a Trace's log; `places` has the index of each name in `Trace.names`."""
     kind, name, mark, device, grid, block, stream, count, address, address2 = activity
     code, index = _CODES[kind], places[name]
@@ -215,7 +215,7 @@ def write(trace: Trace, archive: zipfile.ZipFile, prefix: str = "") -> None:
         archive.writestr(f"{prefix}events.{name}", _little_endian(column).tobytes())
     archive.writestr(f"{prefix}log", trace.log)
     if trace.worked is not None:
-        works.write(trace.worked, archive, prefix)
+        operations.write(trace.worked, archive, prefix)
 
 
 def read(archive: zipfile.ZipFile, prefix: str = "") -> Trace:
@@ -242,7 +242,7 @@ def read(archive: zipfile.ZipFile, prefix: str = "") -> Trace:
             claims=claims,
             event_columns=columns,
             log=_read_member(archive, f"{prefix}log"),
-            worked=works.read(archive, prefix),
+            worked=operations.read(archive, prefix),
         )
     except (KeyError, TypeError, ValueError, AttributeError, zipfile.BadZipFile, OSError, EOFError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())

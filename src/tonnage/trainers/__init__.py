@@ -46,15 +46,17 @@ def engine_of(plan: Plan) -> Engine:
     return _BY_NAME[plan.engine]
 
 
-def with_words(option: str, value: Any, default: Any) -> tuple[str, ...]:
+def engines_with_setting(option: str, value: Any, default: Any) -> tuple[str, ...]:
     """Return the names of the engines that have a setting for this value of an option."""
-    return tuple(engine.name for engine in ENGINES if engine.has_words(option, value, default))
+    return tuple(engine.name for engine in ENGINES if engine.has_setting(option, value, default))
 
 
 def libraries(job: Job, plan: Plan) -> frozenset[str]:
     """Return the modules of the packages whose code the job runs; a warm worker may hold others of earlier jobs."""
-    from tonnage.techniques import chosen
+    from tonnage.techniques import select_techniques
 
-    by_technique = (name.partition(".")[0] for technique in chosen(job, plan) for name in technique.libraries)
+    by_technique = (
+        name.partition(".")[0] for technique in select_techniques(job, plan) for name in technique.libraries
+    )
     by_engine = (package.replace("-", ".") for package in engine_of(plan).packages)
     return frozenset(("transformers", *by_technique, *by_engine))

@@ -13,7 +13,7 @@ from tonnage.catalog.families import learned_positions
 from tonnage.catalog.spelling import closest
 from tonnage.cluster import CPU, Cluster
 from tonnage.errors import UsageError
-from tonnage.job import Job, check_said, check_sequences, check_tokens
+from tonnage.job import Job, check_sequences, check_stated, check_tokens
 from tonnage.options import spell_option
 from tonnage.plans import Plan
 from tonnage.step.heads import check_type
@@ -22,28 +22,29 @@ from tonnage.trainers import engine_of
 from tonnage.units import pluralise
 
 
-def ask(
+def make_case(
     model: str,
     cluster: Cluster,
     options: Mapping[str, Any],
     *,
-    said: Mapping[str, Any] | None = None,
+    stated: Mapping[str, Any] | None = None,
     job: Job | None = None,
     plan: Plan | None = None,
     offline: bool = False,
 ) -> Case:
     """Return the Case of these options, by their names, completed as `request` does.
 
-    `said` are the options that the user gave (default: all); the others, which come from a file, may have no effect.
+    `stated` are the options that the user gave (default: all); the others come from a file and may have no effect.
     Raises UsageError for an option that has no effect on the job or the plan.
     """
-    said = options if said is None else said
+    stated = options if stated is None else stated
     full_job, full_plan = request(model, job, plan, offline=offline, **options)
-    check_said(said if "method" in said else options, full_job)  # another method leaves the file's adapters unused
+    # Another method leaves the file's adapters unused.
+    check_stated(stated if "method" in stated else options, full_job)
     case = Case(full_job, full_plan, cluster)
     if plan is None and "shard" not in options:
         case = _assume_ddp(case)
-    check_unused(said, case.plan, cluster.gpus)
+    check_unused(stated, case.plan, cluster.gpus)
     return case
 
 
@@ -111,7 +112,7 @@ def request(
     full_job = replace(job or Job(), **{name: value for name, value in options.items() if name in job_fields})
     full_plan = replace(plan or Plan(), **{name: value for name, value in options.items() if name in plan_fields})
     if plan is None:
-        defaults = engine_of(full_plan).unsaid(full_job)
+        defaults = engine_of(full_plan).own_defaults(full_job)
         full_plan = replace(full_plan, **{name: value for name, value in defaults.items() if name not in options})
     resolved = resolve(model, offline=offline)
     longest = learned_positions(resolved)

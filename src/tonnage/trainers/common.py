@@ -18,12 +18,11 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from tonnage.mesh import make_mesh
-from tonnage.step import batches, generation
-from tonnage.step import model as models
+from tonnage.step import batches, generation, model
 from tonnage.step.events import phase
 from tonnage.step.step import Step
 from tonnage.step.world import World
-from tonnage.techniques import chosen
+from tonnage.techniques import select_techniques
 from tonnage.techniques.lora import with_adapters
 from tonnage.techniques.precision import dtype
 from tonnage.techniques.qlora import QLORA, loaded
@@ -43,7 +42,7 @@ def network_step(job: Job, plan: Plan, world: World) -> Step:
     """Return a Step with the dtypes, the attention and the quantization of the plan, and nothing of a trainer."""
     on_card = replace(world, device=torch.device("cuda", 0))
     step = Step(job=job, plan=plan, world=on_card, initialise=False)
-    for technique in chosen(job, plan):
+    for technique in select_techniques(job, plan):
         if technique.option in NETWORK_OPTIONS or technique is QLORA:
             step = technique.apply(step)
     if job.method == "lora":
@@ -55,10 +54,10 @@ def build_network(step: Step, device: torch.device | None = None) -> nn.Module:
     """Return the network, by default on the host, where its memory is not touched; a quantized one is on the card."""
     if step.job.method == "qlora":
         return loaded(step)  # whole on each rank, before the trainer divides it
-    network = models.build(
+    network = model.build(
         step.job.model, dtype=step.weights_dtype, attention=step.attention, device=device or torch.device("cpu")
     )
-    models.check_positions(step.job, network)
+    model.check_positions(step.job, network)
     return network
 
 
@@ -71,7 +70,7 @@ def add_adapters(module: nn.Module, step: Step) -> nn.Module:
     return module
 
 
-class Rows(Dataset[models.Batch]):  # type: ignore[misc]
+class Rows(Dataset[model.Batch]):  # type: ignore[misc]
     """Micro-batches of one sequence each, without padding, made when they are asked for.
 
     Their lengths are those of the job in the order in which rows are asked for, whatever index a sampler shuffled.
@@ -80,7 +79,7 @@ class Rows(Dataset[models.Batch]):  # type: ignore[misc]
 
     def __init__(self, step: Step, module: nn.Module, count: int, images_dtype: torch.dtype | None = None) -> None:
         self.job = replace(step.job, micro_batch=1)
-        self.lengths = chain.from_iterable(batches.drawn(step.job)) if step.job.lengths else None
+        self.lengths = chain.from_iterable(batches.draw_lengths(step.job)) if step.job.lengths else None
         self.module = module
         self.images_dtype = images_dtype or (torch.float32 if step.autocast_dtype else step.weights_dtype)
         self.count = count
@@ -88,13 +87,13 @@ class Rows(Dataset[models.Batch]):  # type: ignore[misc]
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, index: int) -> models.Batch:
+    def __getitem__(self, index: int) -> model.Batch:
         job = self.job if self.lengths is None else replace(self.job, seq_len=next(self.lengths))
-        row = models.batch(job, self.module, self.images_dtype)
-        return row if job.packing is None else batches.packed(row, job.packing)
+        row = model.batch(job, self.module, self.images_dtype)
+        return row if job.packing is None else batches.pack(row, job.packing)
 
 
-def collate(rows: Sequence[models.Batch]) -> models.Batch:
+def collate(rows: Sequence[model.Batch]) -> model.Batch:
     """Return one micro-batch of several rows, as processors make it.
 
     A sequence may have many rows of patches, or of tiles.  Shorter sequences are padded.
@@ -103,7 +102,7 @@ def collate(rows: Sequence[models.Batch]) -> models.Batch:
     if len(set(lengths)) < 2:
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
     padded = {name: _concatenate_padded([row[name] for row in rows], lengths) for name in rows[0]}
-    return batches.padded(padded, lengths)
+    return batches.pad(padded, lengths)
 
 
 def _concatenate_padded(parts: Sequence[torch.Tensor], lengths: Sequence[int]) -> torch.Tensor:
@@ -157,11 +156,11 @@ def layers_to_wrap(module: nn.Module) -> tuple[str, ...]:
 
     transformers lists for CLIP and SigLIP the layers of both towers; LLaVA and Gemma 3 have one of the towers.
     """
-    network = models.hugging_face(module)
+    network = model.hugging_face(module)
     classes = {type(part).__name__ for part in module.modules()}
     if network is None or set(network._no_split_modules or ()) <= classes:
         return ()
-    return tuple(dict.fromkeys(type(layer).__name__ for layer in models.layers(network)))
+    return tuple(dict.fromkeys(type(layer).__name__ for layer in model.layers(network)))
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ class KeptOutput:
         """Return the loss, and keep the rest of the output or let it go."""
         if self.outputs != "freed":
             self.kept[:] = [output]
-        return models.loss_of(output)
+        return model.loss_of(output)
 
     def end_step(self) -> None:
         """Let go of what is kept for one step of the loop."""
@@ -188,8 +187,8 @@ def generate(step: Step, callee: Any, rows: Rows) -> None:
     """Have `callee`, a network of transformers or PEFT's around it, generate as its user does beside training."""
     job = step.job
     network = generation.network_in(callee, job)
-    sounds = partial(models.batch, job, rows.module, rows.images_dtype)
-    arguments = generation.asked(job, network, step.world.device, sounds)
+    sounds = partial(model.batch, job, rows.module, rows.images_dtype)
+    arguments = generation.make_arguments(job, network, step.world.device, sounds)
     callee.eval()
     with phase("generate"):
         callee.generate(**arguments)

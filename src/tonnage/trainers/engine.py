@@ -7,9 +7,9 @@ from dataclasses import Field, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.options import is_accepted, options, spell_option
-from tonnage.techniques import chosen
+from tonnage.techniques import select_techniques
 from tonnage.techniques.technique import Refusal, first_of, nothing_against
-from tonnage.trainers.packages import installed
+from tonnage.trainers.packages import find_version
 
 if TYPE_CHECKING:
     from tonnage.case import Case
@@ -47,7 +47,7 @@ class Engine:
     must keep its default.  None: every value for which there is a technique."""
     accepts: Callable[[Case], Refusal | None] = nothing_against
     """Returns whatever else stands against a case; imports neither torch nor the trainer."""
-    unsaid: Callable[[Job], Mapping[str, Any]] = lambda job: {}
+    own_defaults: Callable[[Job], Mapping[str, Any]] = lambda job: {}
     """Returns what it does for options that a user leaves out and whose defaults it cannot do."""
     imports: tuple[str, ...] = ()
     """Modules that a worker imports once, before it forks."""
@@ -68,16 +68,16 @@ class Engine:
     def missing(self) -> Iterator[Refusal]:
         """Yield a refusal for each package that it needs and that is not installed."""
         for package in self.packages:
-            if installed(package) is None:
+            if find_version(package) is None:
                 yield Refusal(
                     technique=f"engine={self.name}",
                     reason=f"the package {package} is not installed",
                     instead=f"pip install {package}",
                 )
 
-    def has_words(self, option: str, value: Any, default: Any) -> bool:
+    def has_setting(self, option: str, value: Any, default: Any) -> bool:
         """Return whether it has a setting for this value of an option."""
-        return self.expresses is None or has_words(self.expresses.get(option), value, default)
+        return self.expresses is None or has_setting(self.expresses.get(option), value, default)
 
     def _without_gpu(self, cluster: Cluster) -> Iterator[Refusal]:
         from tonnage.cluster import CPU
@@ -95,11 +95,11 @@ class Engine:
         for owner in (job, plan):
             for item, option in options(type(owner)):
                 value = getattr(owner, item.name)
-                if not self.has_words(item.name, value, item.default):
+                if not self.has_setting(item.name, value, item.default):
                     yield self._without_words(item, value, option.possible)
 
     def _without_words(self, item: Field[Any], value: Any, possible: tuple[str, ...]) -> Refusal:
-        from tonnage.trainers import with_words
+        from tonnage.trainers import engines_with_setting
 
         option, known = item.name, (self.expresses or {}).get(item.name, ())
         choices = [word for word in possible if word in known]
@@ -112,11 +112,11 @@ class Engine:
         return Refusal(
             technique=f"{spell_option(option)}={shown}",
             reason=f"the engine {self.name} has no setting for it",
-            instead=f"{way_out}, or engine {' or '.join(with_words(option, value, item.default))}",
+            instead=f"{way_out}, or engine {' or '.join(engines_with_setting(option, value, item.default))}",
         )
 
 
-def has_words(known: tuple[str, ...] | None, value: Any, default: Any) -> bool:
+def has_setting(known: tuple[str, ...] | None, value: Any, default: Any) -> bool:
     """Return whether a value of an option is among the known ones; None: only its default is."""
     return bool(value == default) if known is None else known == ANY or is_accepted(str(value), known)
 
@@ -134,5 +134,5 @@ def refuse_undivided(plan: Plan, cluster: Cluster, instead: str = "choose shard 
 
 def refuse_by_techniques(case: Case, own: tuple[str, ...] = ("optimizer", "loss")) -> Refusal | None:
     """Return the first refusal of the plan's techniques; for the options `own` the engine has its own code."""
-    techniques = (technique for technique in chosen(case.job, case.plan) if technique.option not in own)
+    techniques = (technique for technique in select_techniques(case.job, case.plan) if technique.option not in own)
     return first_of(technique.accepts(case) for technique in techniques)

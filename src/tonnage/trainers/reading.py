@@ -79,18 +79,18 @@ class TrainerConfig:
             )
         return replace(self, options={**self.options, "micro_batch": micro_batch, "grad_accum": steps})
 
-    def exactly(self, said: Mapping[str, Any], gpus: int) -> dict[str, Any]:
-        """Return the options of the job as the file has it, with those that the user `said`.
+    def exactly(self, stated: Mapping[str, Any], gpus: int) -> dict[str, Any]:
+        """Return the options of the job as the file has it, with those that the user `stated`.
 
         Trainers replicate by default.
         """
         shard = {"shard": "ddp"} if gpus > 1 else {}
-        return {**shard, **self.options, **said}
+        return {**shard, **self.options, **stated}
 
-    def openly(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of the same job without CHANGEABLE ones, with those that the user `said`."""
+    def openly(self, stated: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of the same job without CHANGEABLE ones, with those that the user `stated`."""
         kept = {name: value for name, value in self.options.items() if name not in CHANGEABLE}
-        return {**kept, **said}
+        return {**kept, **stated}
 
 
 def read(path: Path) -> TrainerConfig:
@@ -221,7 +221,7 @@ def _engine(target: str, options: Mapping[str, Any]) -> Mapping[str, str]:
     if engine is None:
         return {}
     defaults = {item.name: item.default for kind in (Job, Plan) for item, _ in declared(kind)}
-    runs_all = all(engine.has_words(name, value, defaults[name]) for name, value in options.items())
+    runs_all = all(engine.has_setting(name, value, defaults[name]) for name, value in options.items())
     return {"engine": target} if runs_all else {}
 
 

@@ -134,10 +134,10 @@ def _with_ghost(variables: dict[str, str]) -> dict[str, str]:
 
 
 def _main(name: str, folder: str, answer: str) -> None:
-    from tonnage.trainers.export import target
+    from tonnage.trainers.targets import find_target
 
     try:
-        settings = target(name).reread(Path(folder))
+        settings = find_target(name).reread(Path(folder))
     except ImportError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         sys.exit(_NOT_IMPORTED)

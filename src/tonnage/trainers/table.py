@@ -14,7 +14,7 @@ from tonnage.job import Job
 from tonnage.options import options, spell_option
 from tonnage.plans import Plan
 from tonnage.trainers.engine import ANY
-from tonnage.trainers.export import DECIDED, TARGETS, Target
+from tonnage.trainers.targets import DECIDED, TARGETS, Target
 
 BEGIN: Final = "<!-- python -m tonnage.trainers.table docs/reference/export.md -->"
 END: Final = "<!-- end -->"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.mesh import Mesh, make_mesh
-from tonnage.trainers.engine import has_words
+from tonnage.trainers.engine import has_setting
 
 if TYPE_CHECKING:
     from tonnage.cluster import Cluster
@@ -109,9 +109,9 @@ class Target:
     on_ghost: bool = False
     """True if that process needs a card for the trainer to be imported at all."""
 
-    def has_words(self, option: str, value: Any, default: Any) -> bool:
+    def has_setting(self, option: str, value: Any, default: Any) -> bool:
         """Return whether the target has a setting for this value of an option."""
-        return has_words(self.expresses.get(option), value, default)
+        return has_setting(self.expresses.get(option), value, default)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,18 +14,15 @@ from tonnage_inside import (
     shortcuts,
     values,
 )
-from tonnage_recorder import operations as worked
-from tonnage_recorder import outcome, written
+from tonnage_recorder import operations, outcome, written
 from tonnage_recorder.native import Native
 from tonnage_recorder.watch import Watch
 
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
-from tonnage.shallow.few import is_first_alike, micro_batches_alike
-from tonnage.step import events as occasions
-from tonnage.step import flex_stub as sketched
-from tonnage.step import inputs, repeats
+from tonnage.shallow.depths import is_first_alike, micro_batches_alike
+from tonnage.step import events, flex_stub, inputs, repeats
 from tonnage.step.world import World
 from tonnage.trainers import engine_of, libraries
 from tonnage.workers import card
@@ -44,10 +41,10 @@ def do(request: dict[str, Any], policy: values.Policy, built: list[object]) -> N
     values.patch_libraries(policy)
     shortcuts.install()
     if request.get("sketched"):
-        sketched.install()
+        flex_stub.install()
     watch = Watch(torch, ghost)
     watch.start()
-    occasions.listen(watch.occasion)
+    events.listen(watch.set_event)
     ghost.log(True)
     if micro_batches_alike(job, plan) and not {"every_micro_batch", "worked"} & request.keys():
         repeats.listen(micro_batches.Alike(watch, as_first=is_first_alike(job, plan)).ask)
@@ -79,13 +76,13 @@ def do(request: dict[str, Any], policy: values.Policy, built: list[object]) -> N
         built.append(error)
     watch.began = began
     columns = asked.columns() if asked is not None else None
-    assumed = [*policy.assumed(), *inputs.assumed()]
+    assumed = [*policy.assumed(), *inputs.list_assumptions()]
     written.write(request["trace"], watch, ended, assumed, "ghost", columns, libraries(job, plan))
 
 
 def _run_counted(request: dict[str, Any], job: Job, plan: Plan, world: World, watch: Watch, ghost: Native) -> object:
     """Run the job's steps and write the FLOPs and bytes of the operations in the last of them."""
-    counted = worked.Worked(torch, ghost, lambda: watch.marks[-1][1])
+    counted = operations.OperationCounter(torch, ghost, lambda: watch.marks[-1][1])
 
     def begin(steps: int) -> None:
         if steps == request["steps"] - 1:

@@ -15,8 +15,8 @@ from tonnage_inside import kernels, values
 from tonnage_recorder import native
 
 from tonnage.plans import Plan
-from tonnage.step import heads, sources
-from tonnage.techniques import chosen
+from tonnage.step import heads, modeling_modules
+from tonnage.techniques import select_techniques
 from tonnage.trainers import engine_of
 from tonnage.workers import child, failures, jobs, preload
 
@@ -54,15 +54,15 @@ def _answer(request: dict[str, Any], policy: values.Policy, answers: TextIO) -> 
 def _import_libraries(request: dict[str, Any]) -> None:
     """Import the job's libraries in the parent, so that no child has to."""
     for module in engine_of(Plan(**request["plan"])).imports:
-        preload.imported(module)
-    for technique in chosen(jobs.job_of(request), Plan(**request["plan"])):
+        preload.try_import(module)
+    for technique in select_techniques(jobs.job_of(request), Plan(**request["plan"])):
         for library in technique.libraries:
-            preload.imported(library)
+            preload.try_import(library)
     _build_tables()
     config = request["job"]["model"]["config"]
-    if config and preload.imported(sources.NAMES):
-        for module in sources.modules(config):
-            preload.imported(module)
+    if config and preload.try_import(modeling_modules.NAMES):
+        for module in modeling_modules.list_modules(config):
+            preload.try_import(module)
         heads.trainable_types()  # fills its cache
 
 

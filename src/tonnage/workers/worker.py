@@ -21,8 +21,7 @@ from tonnage.ghost.wheel import Progress, find
 from tonnage.job import Job
 from tonnage.plans import Plan
 from tonnage.shallow.requests import Requests
-from tonnage.trace import operations as worked
-from tonnage.trace import trace
+from tonnage.trace import operations, trace
 from tonnage.trace.gc_paused import gc_paused
 from tonnage.trace.operations import StepOperations
 from tonnage.trace.trace import Trace
@@ -127,7 +126,7 @@ class Worker:
         """
         return self._trace(request(job, plan, cluster, rank=rank, steps=steps, repeated=repeated, sketched=sketched))
 
-    def again(
+    def repeat(
         self, requests: Requests, job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, repeated: int = 0
     ) -> Trace:
         """Return the Trace of a step's requests and their repetitions, without the program that makes them.
@@ -140,7 +139,7 @@ class Worker:
         document = request(job, plan, cluster, rank=rank, steps=1, repeated=repeated)
         return requests.traced(self._trace(document | {"requests": str(path)}))
 
-    def worked(self, job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0) -> StepOperations:
+    def count_operations(self, job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0) -> StepOperations:
         """Return the FLOPs and bytes of the operations in one rank's second step.
 
         Raises CannotEstimate as `run` does.
@@ -149,10 +148,10 @@ class Worker:
         path.unlink(missing_ok=True)
         document = request(job, plan, cluster, rank=rank, steps=2)
         self._trace(document | {"worked": str(path)})
-        operations = worked.load(path)
-        if operations is None:
+        counted = operations.load(path)
+        if counted is None:
             raise CannotEstimate("The step ended early, so that its operations are not known.")
-        return operations
+        return counted
 
     def _trace(self, document: dict[str, Any]) -> Trace:
         self._check_open()

@@ -58,7 +58,7 @@ def resident_peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def peaks(pinned_bytes: int, managed_bytes: int) -> dict[str, int]:
+def read_peaks(pinned_bytes: int, managed_bytes: int) -> dict[str, int]:
     """Return the host's memory as a Trace has it, for these peaks of pinned and managed memory.
 
     `peak_bytes` is an upper bound of the peak that the job would need: the sum of the resident, pinned and zero

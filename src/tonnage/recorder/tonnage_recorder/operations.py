@@ -34,7 +34,7 @@ _LEFT = ("grads",)
 """Arguments that a fused optimizer may write (gradients that a scaler scaled) and usually does not."""
 
 
-class Worked:
+class OperationCounter:
     """Counts the operations of one process between `start` and `stop`; `phase` returns the current phase.
 
     Each operation is noted with the fields of `tonnage.trace.operations.Operation`.
@@ -55,16 +55,16 @@ class Worked:
         """Start counting."""
         from torch.utils._python_dispatch import TorchDispatchMode
 
-        worked, torch = self, self._torch
+        counter, torch = self, self._torch
 
         class Mode(TorchDispatchMode):  # type: ignore[misc]  # torch is not imported where types are checked
             """Runs each operation and counts it."""
 
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if any(_dispatches(kind, torch) for kind in types):
-                    worked._pass_on(args, kwargs)
+                    counter._pass_on(args, kwargs)
                     return NotImplemented  # what it does with its plain tensors comes here later
-                return worked._count(func, args, kwargs or {})
+                return counter._count(func, args, kwargs or {})
 
         self._began = self._native.log_count()
         self._mode = Mode()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .claims import Claims
-from .graphed import Graphs
+from .cuda_graphs import Graphs
 from .marks import Marks
 from .networks import Networks
 from .shortage import Shortage

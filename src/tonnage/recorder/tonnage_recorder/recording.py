@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from . import host, outcome, written
+from .allocator_guard import read_peaks
 from .imports import tell_missing
-from .operations import Worked
-from .untouched import peaks
+from .operations import OperationCounter
 from .watch import Watch
 
 STOP = "stop"
@@ -47,7 +47,7 @@ def begin(folder: str) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not issubclass(kind, KeyboardInterrupt):
             cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
-            _write(folder, f"{os.getpid()}.failed", {**outcome.described(error), "cuda": cuda})
+            _write(folder, f"{os.getpid()}.failed", {**outcome.describe(error), "cuda": cuda})
         shown(kind, error, trace)
 
     def lacks(name: str) -> None:
@@ -100,7 +100,7 @@ class Recording:
         self._written = threading.Lock()
         self.counts = False
         """True to make one more step, whose operations are counted."""
-        self._counted: Worked | None = None
+        self._counted: OperationCounter | None = None
 
     def begin(self) -> None:
         """Begin in a process that uses the GPU from now on, which may be a fork of one that did."""
@@ -118,7 +118,7 @@ class Recording:
             "rank": written.place(torch)[0],
             "name": _name(),
             "steps": self.watch.made_steps,
-            "peaks": peaks(torch, written.fullest(torch)),
+            "peaks": read_peaks(torch, written.fullest(torch)),
             "host_bytes": host.resident_peak_bytes(),
         }
         _write(self.folder, f"{self._process}.progress", document)
@@ -130,7 +130,7 @@ class Recording:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it when another rank has ended
             path = os.path.join(self.folder, f"{self._process}.trace")
             with contextlib.suppress(FileNotFoundError):  # as above
-                ended = self.ended or self.watch.given_up()
+                ended = self.ended or self.watch.shortage_outcome()
                 written.write(path, self.watch, ended, self.assumed(), self.source)
 
     def stop(self) -> None:
@@ -140,7 +140,7 @@ class Recording:
         if self._counted is not None:
             self._end_counting(self._counted)
         if self.watch.script is not None:
-            self.watch.script.said["compiled"] = _has_compiled()
+            self.watch.script.facts["compiled"] = _has_compiled()
         self.write()
         if not self._begin_counting():
             self._flush_and_leave(0)
@@ -156,7 +156,7 @@ class Recording:
         watch = self.watch
         if not self.counts or watch.native is None or _has_compiled():
             return False
-        self._counted = Worked(watch.torch, watch.native, lambda: watch.marks[-1][1])
+        self._counted = OperationCounter(watch.torch, watch.native, lambda: watch.marks[-1][1])
         took = time.perf_counter() - watch.began
         late = threading.Timer(max(LEAST_SECONDS, took), self._flush_and_leave, (0,))
         late.daemon = True
@@ -164,7 +164,7 @@ class Recording:
         self._counted.start()
         return True
 
-    def _end_counting(self, counted: Worked) -> None:
+    def _end_counting(self, counted: OperationCounter) -> None:
         if counted.stop():
             with contextlib.suppress(OSError):  # tonnage has given up and removed the folder
                 counted.write(os.path.join(self.folder, f"{self._process}.worked"), self._phase)
@@ -203,7 +203,7 @@ class Recording:
             self._wait_for(STOP)
             frame = sys._current_frames().get(threading.main_thread().ident or 0)
             stack = outcome.frames(traceback.extract_stack(frame)) if frame is not None else []
-            self.ended = {"kind": "stopped", **self.watch.here(), "stack": stack}
+            self.ended = {"kind": "stopped", **self.watch.describe_latest(), "stack": stack}
             self.write()
             self._wait_for(ALIVE)
             self._leave(1)

@@ -21,10 +21,10 @@ _LOOPS = ("mixed_precision", "gradient_accumulation_steps")
 
 
 class Script:
-    """The facts of one process, in `said`: plain values that JSON can hold."""
+    """The facts of one process, in `facts`: plain values that JSON can hold."""
 
     def __init__(self) -> None:
-        self.said: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
         self.settings: dict[str, Any] = json.loads(os.environ.get("TONNAGE_SETTINGS", "{}"))
 
     def listen(self) -> None:
@@ -38,7 +38,7 @@ class Script:
         """Note the command-line options of every parser that reads this process's arguments."""
 
         def parsed(parser: Any, args: Any = None, *_: Any, **__: Any) -> None:
-            known = self.said.setdefault("options", {})
+            known = self.facts.setdefault("options", {})
             for action in parser._actions:
                 for name in action.option_strings:
                     known[name] = {"dest": action.dest, "action": _kind(action), "nargs": action.nargs}
@@ -79,7 +79,7 @@ class Script:
 
         def begun(*args: Any, **kwargs: Any) -> None:
             given = parameters.bind(*args, **kwargs).arguments
-            self.said["given"] = [name for name in _LOOPS if given.get(name) is not None]
+            self.facts["given"] = [name for name in _LOOPS if given.get(name) is not None]
 
         def built(accelerator: Any, *_: Any, **__: Any) -> None:
             self._note_accelerator(accelerator)
@@ -92,7 +92,7 @@ class Script:
                     _with_words(thing, self._safely(self.note_batch))
                 elif hasattr(thing, "param_groups"):
                     self._fuse(thing)
-                    self.said["optimizer"] = _optimizer(thing)
+                    self.facts["optimizer"] = _optimizer(thing)
 
         _given(module.Accelerator, _LOOPS, self._of_a_loop())
         _before(module.Accelerator, "__init__", self._safely(begun))
@@ -116,26 +116,26 @@ class Script:
 
     def _note_trainer(self, trainer: Any, arguments: Any) -> None:
         kinds = type(trainer).__mro__[:-1]
-        self.said["trainer"] = [f"{kind.__module__}.{kind.__name__}" for kind in kinds]
+        self.facts["trainer"] = [f"{kind.__module__}.{kind.__name__}" for kind in kinds]
         if arguments is not None:
-            self.said["arguments"] = {"class": type(arguments).__name__, "values": _plain(arguments.to_dict())}
-            self.said["processes"] = arguments.world_size
-            self.said["cards_of_process"] = arguments.n_gpu
+            self.facts["arguments"] = {"class": type(arguments).__name__, "values": _plain(arguments.to_dict())}
+            self.facts["processes"] = arguments.world_size
+            self.facts["cards_of_process"] = arguments.n_gpu
 
     def _note_network(self, model: Any) -> None:
         found = network(model)
         if found is not None:
-            self.said["network"] = found
+            self.facts["network"] = found
 
     def _note_accelerator(self, accelerator: Any) -> None:
         plugin = getattr(accelerator.state, "fsdp_plugin", None)
-        self.said["accelerator"] = {
+        self.facts["accelerator"] = {
             "distributed": accelerator.distributed_type.value,
             "mixed_precision": accelerator.mixed_precision,
             "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
             "processes": accelerator.num_processes,
             "fsdp": None if plugin is None else _sharding(plugin),
-            "given": self.said.pop("given", []),
+            "given": self.facts.pop("given", []),
         }
 
     def note_batch(self, inputs: Any) -> None:
@@ -144,7 +144,7 @@ class Script:
         shape = tuple(getattr(words, "shape", ()))
         if len(shape) != 2:
             return
-        batch = self.said.setdefault("batch", {"sequences": 0, "tokens": 0, "least_tokens": int(shape[1])})
+        batch = self.facts.setdefault("batch", {"sequences": 0, "tokens": 0, "least_tokens": int(shape[1])})
         batch["sequences"] = max(batch["sequences"], int(shape[0]))
         batch["tokens"] = max(batch["tokens"], int(shape[1]))
         batch["least_tokens"] = min(batch["least_tokens"], int(shape[1]))
@@ -154,9 +154,9 @@ class Script:
         self._safely(self._meet)(root)
 
     def _meet(self, root: Any) -> None:
-        found = None if "trainer" in self.said or "accelerator" in self.said else network(root)
-        if found is not None and _elements(found) >= _elements(self.said.get("network", _NOTHING)):
-            self.said["network"] = found
+        found = None if "trainer" in self.facts or "accelerator" in self.facts else network(root)
+        if found is not None and _elements(found) >= _elements(self.facts.get("network", _NOTHING)):
+            self.facts["network"] = found
 
     def _safely(self, hear: Callable[..., None]) -> Callable[..., None]:
         """Return a listener whose errors are noted in `missed`, so that the script runs as it does alone."""
@@ -166,8 +166,8 @@ class Script:
                 hear(*args, **kwargs)
             except Exception as error:
                 missed = f"{hear.__name__}: {type(error).__name__}: {error}".splitlines()[0]
-                if missed not in self.said.setdefault("missed", []):
-                    self.said["missed"].append(missed)
+                if missed not in self.facts.setdefault("missed", []):
+                    self.facts["missed"].append(missed)
 
         return heard
 
@@ -264,10 +264,10 @@ def _after(kind: Any, name: str, hear: Callable[..., None]) -> None:
 
 def _given(kind: Any, names: tuple[str, ...], settings: dict[str, Any]) -> None:
     """Replace arguments of a class's constructor by these settings."""
-    said = {name: settings[name] for name in names if name in settings}
+    wanted = {name: settings[name] for name in names if name in settings}
     original = kind.__init__
-    if said:
-        kind.__init__ = functools.wraps(original)(lambda *args, **kwargs: original(*args, **{**kwargs, **said}))
+    if wanted:
+        kind.__init__ = functools.wraps(original)(lambda *args, **kwargs: original(*args, **{**kwargs, **wanted}))
 
 
 def _kind(action: argparse.Action) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .claims import Claims
-from .graphed import MOST_WARM_UPS
+from .cuda_graphs import MOST_WARM_UPS
 from .marks import Marks
 from .networks import Networks
 from .shortage import Shortage

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from .claims import Claims
-from .graphed import Content, Graphs
+from .cuda_graphs import Content, Graphs
 from .marks import Marks
 from .networks import Networks
 from .passes import Passes

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from .claims import Claims
-from .graphed import Graphs
+from .cuda_graphs import Graphs
 from .imports import after_import
 from .marks import Marks
 from .native import Native
@@ -55,7 +55,7 @@ class Watch:
         """Marks at which repeated steps begin."""
         self.alike = 0
         """Micro-batches whose requests were repeated without running the program."""
-        self.told: list[dict[str, Any]] = []
+        self.event_history: list[dict[str, Any]] = []
         """The allocator's events once they were read, kept because freeing so many small objects takes time."""
         self._marks = Marks(torch, native)
         self._claims = Claims(torch, self._marks, address or functools.partial(cuda_address, torch))
@@ -78,16 +78,13 @@ class Watch:
         self.positions = self._marks.positions
         self.claims = self._claims.rows
         self.ooms, self.oom_marks = self._shortage.ooms, self._shortage.marks
-        self.mark, self.occasion, self.here = (
-            self._marks.mark,
-            self._marks.set_event,
-            self._marks.describe_latest,
-        )
+        self.mark, self.set_event = self._marks.mark, self._marks.set_event
+        self.describe_latest = self._marks.describe_latest
         self.read_history = self._marks.read_history
         self.claim = self._claims.claim
-        self.out_of_memory, self.given_up = self._shortage.add, self._shortage.outcome
-        self.step_made, self.is_done = self._steps.add, self._steps.is_done
-        self.left_out = self._steps.describe_omissions
+        self.add_shortage, self.shortage_outcome = self._shortage.add, self._shortage.outcome
+        self.add_step, self.is_done = self._steps.add, self._steps.is_done
+        self.describe_omissions = self._steps.describe_omissions
 
     @property
     def steps(self) -> int:
@@ -118,24 +115,24 @@ class Watch:
         self._networks.script = script
 
     @property
-    def read(self) -> dict[str, Any]:
+    def early_events(self) -> dict[str, Any]:
         """The allocator's events that were read while the program runs, as columns."""
-        return self._marks.read
+        return self._marks.early_events
 
     @property
-    def read_handed(self) -> int:
+    def early_block_count(self) -> int:
         """Number of blocks that were handed out or taken back in these events."""
-        return self._marks.read_handed
+        return self._marks.early_block_count
 
     def start(self) -> None:
         """Register every hook.  Nothing touches the GPU: the allocator's history begins when CUDA does."""
         self._hook()
         after_import("deepspeed.runtime.engine", self._updates.mark_deepspeed)
         after_import("keras.src.optimizers.base_optimizer", self._updates.mark_keras)
-        self.torch.cuda._lazy_call(functools.partial(self._marks.begin_recording, self.out_of_memory))
+        self.torch.cuda._lazy_call(functools.partial(self._marks.begin_recording, self.add_shortage))
 
     @contextlib.contextmanager
-    def hooked(self) -> Iterator[None]:
+    def install_hooks(self) -> Iterator[None]:
         """Watch while this lasts, without CUDA: somebody else records the memory."""
         unhook = self._hook()
         try:

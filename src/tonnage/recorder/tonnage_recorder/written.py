@@ -15,8 +15,8 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from . import host, ranks
+from .allocator_guard import read_peaks
 from .layout import ACTIONS, FORMAT_VERSION
-from .untouched import peaks
 
 CODES = {name: code for code, name in enumerate(ACTIONS)}
 
@@ -44,7 +44,7 @@ def write(
     torch, native = watch.torch, watch.native
     device = fullest(torch)
     pinned = (native.pinned_peak_bytes(), native.managed_peak_bytes()) if native is not None else (0, 0)
-    on_host = host.peaks(*pinned)  # before the events are collected, which may take more than the job
+    on_host = host.read_peaks(*pinned)  # before the events are collected, which may take more than the job
     columns = columns or event_columns(torch, watch, device)
     claims = list(watch.claims)  # before the marks that they point at: the program may still be running
     rank, world_size = place(torch)
@@ -58,10 +58,10 @@ def write(
         "steps": watch.steps,
         "allocator_settings": allocator_settings(torch.__version__),
         "outcome": outcome or {"kind": "completed"},
-        "peaks": peaks(torch, device),
+        "peaks": read_peaks(torch, device),
         "host": on_host,
         "model": watch.model,
-        "script": {} if watch.script is None else watch.script.said,
+        "script": {} if watch.script is None else watch.script.facts,
         "assumed": assumed,
         "unknown_calls": native.unknown_calls() if native is not None else {},
         "unknown_workspaces": native.unknown_workspaces() if native is not None else {},
@@ -83,20 +83,22 @@ def write(
 
 def fullest(torch: Any) -> int:
     """Return the device that ran out of memory, or else the one on which this process reserved most."""
-    counters = {device: peaks(torch, device) for device in range(torch.cuda.device_count())}
+    counters = {device: read_peaks(torch, device) for device in range(torch.cuda.device_count())}
     return max(counters, key=lambda device: (counters[device]["ooms"], counters[device]["reserved_bytes"], -device))
 
 
 def event_columns(torch: Any, watch: Any, device: int | None = None) -> dict[str, "array[int]"]:
     """Return the allocator's trace of one device as columns; each event carries the latest mark before it.
 
-    Events that were read before (`watch.read`) come first.
+    Events that were read before (`watch.early_events`) come first.
     """
     with without_collection():
-        watch.told = events(torch, device)
-        traced = fields_of(watch.told)
+        watch.event_history = events(torch, device)
+        traced = fields_of(watch.event_history)
         columns = {**columns_of(traced), "mark": event_marks(traced, watch)}
-    return {name: watch.read[name] + column for name, column in columns.items()} if watch.read else columns
+    if not watch.early_events:
+        return columns
+    return {name: watch.early_events[name] + column for name, column in columns.items()}
 
 
 def events(torch: Any, device: int | None = None) -> list[dict[str, Any]]:
@@ -170,7 +172,7 @@ def event_marks(traced: Fields, watch: Any) -> "array[int]":
     """
     latest = done = 0
     marks = array("q")
-    counted = _counted(traced.action, watch.positions, watch.oom_marks, watch.read_handed)
+    counted = _counted(traced.action, watch.positions, watch.oom_marks, watch.early_block_count)
     for index, mark in sorted([*_noted(traced.note), *counted]):
         if mark > latest:
             marks.extend(repeat(latest, index - done))
@@ -252,7 +254,7 @@ def versions(torch: Any, libraries: "Collection[str] | None" = None) -> dict[str
 def device_facts(torch: Any, device: int, native: Any) -> dict[str, Any]:
     """Return the card as this process sees it; on a ghost also its number among all cards of the machine."""
     properties = torch.cuda.get_device_properties(device)
-    others = {other: peaks(torch, other) for other in range(torch.cuda.device_count()) if other != device}
+    others = {other: read_peaks(torch, other) for other in range(torch.cuda.device_count()) if other != device}
     return {
         "index": device,
         "card": native.card(device) if native is not None else device,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.catalog.optimizers import OPTIMIZERS
 from tonnage.mesh import SHARDING
-from tonnage.techniques import chosen, refusals
+from tonnage.techniques import refusals, select_techniques
 from tonnage.techniques.technique import Refusal, first_of
 from tonnage.trainers.accelerate.plugin import (
     checkpoint_kind,
@@ -160,7 +160,7 @@ def _make_step(job: Job, plan: Plan, world: World) -> Step:
     on_card = replace(world, device=torch.device("cuda", 0))  # a quantized network asks which card it is on
     step = Step(job=job, plan=plan, world=on_card, initialise=False)
     own = {*ACCELERATORS_OWN, *(PLUGINS_OWN if _moves_by_plugin(plan) else ())}
-    for technique in chosen(job, plan):
+    for technique in select_techniques(job, plan):
         if technique.option not in own:
             step = technique.apply(step)
     return step

@@ -119,7 +119,7 @@ AXOLOTL: Final = Engine(
         "attention": ("auto", "eager", "flex", "flash"),
     },
     accepts=accepts,
-    unsaid=lambda job: {"precision": "bf16-true"} if job.method == "full" else {},
+    own_defaults=lambda job: {"precision": "bf16-true"} if job.method == "full" else {},
     imports=HF_TRAINER.imports,
     assumes=assumes,
     run=run,

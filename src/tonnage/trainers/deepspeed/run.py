@@ -178,7 +178,7 @@ def _build_network(step: Step, plan: Plan, config: dict[str, Any]) -> nn.Module:
     with _dividing(plan, config):
         module = common.build_network(step, torch.device("cuda") if plan.shard == "zero3" else None)
     module = common.add_adapters(module, step)
-    if CHECKPOINTING.chosen(step.job, plan):
+    if CHECKPOINTING.is_chosen(step.job, plan):
         for change in CHECKPOINTING.apply(step).changes:
             module = change(module)
     return module
@@ -200,12 +200,12 @@ def _swap_settings(step: Step, plan: Plan, world: World, folder: str) -> dict[st
         return {"offload_optimizer": {"nvme_path": folder}}
     import torch
 
-    from tonnage.step import model as models
+    from tonnage.step import model
 
-    network = models.build(
+    network = model.build(
         step.job.model, dtype=step.weights_dtype, attention=step.attention, device=torch.device("meta")
     )
-    largest = max(models.elements(parameter) for parameter in network.parameters())
+    largest = max(model.elements(parameter) for parameter in network.parameters())
     size = max(BUFFER_ELEMENTS, -(-largest // world.size))
     path = {"nvme_path": folder}
     return {"offload_optimizer": path, "offload_param": {**path, "buffer_size": size}}

@@ -159,7 +159,10 @@ TRL: Final = Engine(
         "activation_offload": ("none", "cpu", "cpu-streamed"),
     },
     accepts=accepts,
-    unsaid=lambda job: {"loss": "chunked", **({"unquantized_dtype": "compute"} if job.method == "qlora" else {})},
+    own_defaults=lambda job: {
+        "loss": "chunked",
+        **({"unquantized_dtype": "compute"} if job.method == "qlora" else {}),
+    },
     imports=("transformers.trainer", "trl.trainer.sft_trainer"),
     run=run,
 )

@@ -17,7 +17,6 @@ from tonnage_recorder import native
 from tonnage_recorder.imports import after_import
 
 from . import (
-    chosen,
     compiled,
     conditions,
     constants,
@@ -27,18 +26,19 @@ from . import (
     diffusion,
     experts,
     generation,
+    generation_loop,
+    host_arithmetic,
     integers,
     lengths,
+    mask_selection,
     masks,
     multimodal,
     outliers,
     pretrained,
-    routed,
+    result_sizes,
+    routing,
     scripted,
-    sized,
-    spared,
     tuning,
-    worded,
 )
 from .policy import Policy
 
@@ -47,10 +47,10 @@ __all__ = ["Policy", "install", "integers"]
 TRACKERS = ("wandb", "mlflow", "comet_ml", "clearml", "swanlab", "neptune", "neptune_scale", "trackio")
 """Packages that the dry-run's environment sets to work offline (tonnage.script.trackers)."""
 
-_OF_TORCH = (conditions, constants, spared, sized, routed, worded, chosen)
+_OF_TORCH = (conditions, constants, host_arithmetic, result_sizes, routing, generation_loop, mask_selection)
 
 _OF_LIBRARIES: tuple[tuple[str, Callable[[Policy, ModuleType], None]], ...] = (
-    *((f"torch.optim.{name}", spared.patch_optimizer) for name in spared.OPTIMIZERS),
+    *((f"torch.optim.{name}", host_arithmetic.patch_optimizer) for name in host_arithmetic.OPTIMIZERS),
     ("torch.optim.lbfgs", descent.patch),
     ("torch.distributed.distributed_c10d", lengths.patch_object_exchange),
     ("triton.runtime.autotuner", tuning.patch),

@@ -33,10 +33,10 @@ def patch_sampler(policy: Policy, module: ModuleType) -> None:
         with policy.covered():
             masks = original(sampler, matched)
         for objects, others in zip(*masks, strict=True):
-            places = torch.arange(objects.numel())
-            found = places < _objects(sampler)
-            policy.write(objects, found)
-            policy.write(others, ~found & (places < sampler.batch_size_per_image))
+            positions = torch.arange(objects.numel())
+            is_object = positions < _objects(sampler)
+            policy.write(objects, is_object)
+            policy.write(others, ~is_object & (positions < sampler.batch_size_per_image))
         return masks
 
     kind.__call__ = call
@@ -72,7 +72,7 @@ def patch_heads(policy: Policy, module: ModuleType) -> None:
             return torch.arange(shape[-1]) % classes == 0 if shape[-1] in scored else None
 
         policy.use("detected")
-        with policy.covered(), policy.telling(one_each):
+        with policy.covered(), policy.using_mask_rule(one_each):
             return finish(heads, logits, regression, proposals, *args)
 
     kind.select_training_samples = select_training_samples
@@ -94,7 +94,7 @@ def patch_denoising(policy: Policy, module: ModuleType) -> None:
             places = torch.arange(shape[-1]).expand(shape) % (2 * most)
             return places < counts
 
-        with policy.telling(positive) if targets[0]["class_labels"].is_cuda else contextlib.nullcontext():
+        with policy.using_mask_rule(positive) if targets[0]["class_labels"].is_cuda else contextlib.nullcontext():
             return original(targets, *args, **kwargs)
 
     module.get_contrastive_denoising_training_group = group  # type: ignore[attr-defined]

@@ -23,8 +23,8 @@ def _patch(policy: Policy) -> None:
 
     def nonzero(mask: Any) -> Any:
         values = policy.read(mask)
-        if values is None and policy.told is not None:
-            values = policy.told(mask.shape)
+        if values is None and policy.mask_rule is not None:
+            values = policy.mask_rule(mask.shape)
         if values is None:
             policy.use("nonzero")
             values = torch.ones(mask.shape, dtype=torch.bool)
@@ -41,7 +41,7 @@ def _patch(policy: Policy) -> None:
     def masked_scatter_backward(gradient: Any, mask: Any, sizes: Any) -> Any:
         """Select as torch's own; the size of what was scattered is the count of a mask that is computed, too."""
         count = math.prod(sizes)
-        with policy.telling(lambda shape: (torch.arange(math.prod(shape)) < count).view(shape)):
+        with policy.using_mask_rule(lambda shape: (torch.arange(math.prod(shape)) < count).view(shape)):
             chosen = torch.ops.aten.masked_select(gradient, mask)
         if chosen.numel() < count:
             chosen = torch.cat([chosen, chosen.new_zeros(count - chosen.numel())])

@@ -19,15 +19,15 @@ def patch(policy: Policy) -> None:
     torch = policy.torch
     for name in ("unique", "unique_consecutive"):
         setattr(torch, name, _distinct(policy, getattr(torch, name)))
-    for place in (torch, torch.Tensor):
-        place.bincount = _counted(policy, place.bincount)
-        place.repeat_interleave = _repeated(policy, place.repeat_interleave)
-        place.allclose = _close(policy, place.allclose)
+    for owner in (torch, torch.Tensor):
+        owner.bincount = _counted(policy, owner.bincount)
+        owner.repeat_interleave = _repeated(policy, owner.repeat_interleave)
+        owner.allclose = _close(policy, owner.allclose)
     torch.Tensor.coalesce = _coalesced(policy, torch.Tensor.coalesce)
     torch.cuda._lazy_call(functools.partial(_draw_normal, policy))
 
 
-def classes(policy: Policy, tensor: Any) -> int | None:
+def count_classes(policy: Policy, tensor: Any) -> int | None:
     """Return the number of classes, from 0 to the largest known one; None if they are computed."""
     values = policy.read(tensor) if tensor.numel() else None
     if values is None:
@@ -36,7 +36,7 @@ def classes(policy: Policy, tensor: Any) -> int | None:
     return int(values.max()) + 1
 
 
-def asked(policy: Policy, tensor: Any) -> bool:
+def is_on_card(policy: Policy, tensor: Any) -> bool:
     """Return whether this is a tensor on the card and no graph is being compiled."""
     return not policy.torch.compiler.is_compiling() and policy.is_plain(tensor) and bool(tensor.is_cuda)
 
@@ -48,8 +48,8 @@ def _distinct(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any
     def of_computed(tensor: Any, dim: int | None) -> tuple[Any, Any, Any]:
         policy.use("sized")
         if dim is None:
-            found, place = tensor.new_zeros(1), torch.zeros_like(tensor, dtype=torch.int64)
-            return found, place, torch.tensor([tensor.numel()]).to(tensor.device)
+            values, inverse = tensor.new_zeros(1), torch.zeros_like(tensor, dtype=torch.int64)
+            return values, inverse, torch.tensor([tensor.numel()]).to(tensor.device)
         rows = tensor.shape[dim]
         return (
             tensor.clone(),
@@ -60,12 +60,12 @@ def _distinct(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any
     @functools.wraps(original)
     def distinct(input: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(input, *args, **kwargs)
-        if not asked(policy, input) or not input.numel():
+        if not is_on_card(policy, input) or not input.numel():
             return result
         values = policy.read(input)
         if values is not None:
-            found = original(values, *args, **kwargs)
-            on_card = found if isinstance(found, tuple) else (found,)
+            unique = original(values, *args, **kwargs)
+            on_card = unique if isinstance(unique, tuple) else (unique,)
             made = tuple(each.to(input.device) for each in on_card)
         else:
             names = ("sorted", "return_inverse", "return_counts", "dim")[original.__name__ != "unique" :]
@@ -84,8 +84,8 @@ def _distinct(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any
 def _counted(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def bincount(input: Any, weights: Any = None, minlength: int = 0) -> Any:
-        if asked(policy, input) and not minlength:
-            minlength = classes(policy, input) or 0
+        if is_on_card(policy, input) and not minlength:
+            minlength = count_classes(policy, input) or 0
         return original(input, weights, minlength)
 
     return bincount
@@ -98,7 +98,7 @@ def _repeated(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any
     @functools.wraps(original)
     def repeat_interleave(input: Any, *args: Any, **kwargs: Any) -> Any:
         repeats = args[0] if args else kwargs.get("repeats", input)
-        if isinstance(repeats, torch.Tensor) and asked(policy, repeats) and kwargs.get("output_size") is None:
+        if isinstance(repeats, torch.Tensor) and is_on_card(policy, repeats) and kwargs.get("output_size") is None:
             values = policy.read(repeats)
             if values is not None and len(args) < 3:
                 times = (
@@ -118,7 +118,7 @@ def _close(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def allclose(input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(input, other, *args, **kwargs)
-        if not asked(policy, input):
+        if not is_on_card(policy, input):
             return result
         values, others = policy.read(input), policy.read(other)
         if values is not None and others is not None:

@@ -20,10 +20,10 @@ from tonnage.job import Job
 from tonnage.mesh import SHARDING, divisors, make_mesh
 from tonnage.options import replace_checked, spell_option
 from tonnage.planner.question import Question
+from tonnage.planner.search_space import AXES, CHANGES, FILES, FREE, FREE_OPTIONS, OFFLOADS, ORDER
 from tonnage.planner.solution import Candidate
-from tonnage.planner.values import AXES, CHANGES, FILES, FREE, FREE_OPTIONS, OFFLOADS, ORDER
 from tonnage.plans import Plan, Precision
-from tonnage.shallow.few import layers_of
+from tonnage.shallow.depths import layers_of
 from tonnage.timing.kinds import read_shape
 from tonnage.timing.scores import find_sparing_attention
 from tonnage.trainers.cases import check

@@ -1,4 +1,8 @@
-"""Exchanges inside a micro-batch: tensor, sequence and context parallelism, and tokens handed to experts."""
+"""Exchanges inside a micro-batch: tensor, sequence and context parallelism, and tokens handed to experts.
+
+Those of weights and gradients between data-parallel ranks are in `data_parallel`, those between the stages of a
+pipeline in `pipeline`; `collectives` gives the seconds of a single exchange.
+"""
 
 from tonnage.cluster import Cluster
 from tonnage.timing import schedule

@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import sized
+from . import result_sizes
 
 if TYPE_CHECKING:
     from .policy import Policy
@@ -33,10 +33,10 @@ def patch(policy: Policy) -> None:
         *((name, functools.partial(_joined, policy, noted)) for name in _JOINED),
         *((name, functools.partial(_summed, policy, noted, flag)) for name, flag in _SUMMED.items()),
     )
-    for place in (torch, torch.Tensor):
+    for owner in (torch, torch.Tensor):
         for name, wrapper in wrappers:
-            if place is torch.Tensor or not name.startswith("__"):
-                setattr(place, name, wrapper(getattr(place, name)))
+            if owner is torch.Tensor or not name.startswith("__"):
+                setattr(owner, name, wrapper(getattr(owner, name)))
 
 
 class _Noted:
@@ -51,13 +51,13 @@ class _Noted:
     def add(self, tensor: Any, flag: bool | None) -> None:
         storage = tensor.untyped_storage()
         reference = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef(storage)
-        self._of = {place: found for place, found in self._of.items() if not found[0].expired()}
+        self._of = {address: note for address, note in self._of.items() if not note[0].expired()}
         self._of[storage.data_ptr()] = (reference, flag)
 
     def of(self, tensor: Any) -> tuple[bool | None] | None:
         """Return what was noted of a tensor, in a tuple; None if nothing was."""
-        found = self._of.get(tensor.untyped_storage().data_ptr())
-        return None if found is None or found[0].expired() else (found[1],)
+        note = self._of.get(tensor.untyped_storage().data_ptr())
+        return None if note is None or note[0].expired() else (note[1],)
 
 
 def _chosen(policy: Policy, noted: _Noted, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,7 +65,7 @@ def _chosen(policy: Policy, noted: _Noted, original: Callable[..., Any]) -> Call
     def choose(input: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(input, *args, **kwargs)
         word = result[1] if isinstance(result, tuple) else result
-        chosen = sized.asked(policy, word) and not word.is_floating_point() and input.is_floating_point()
+        chosen = result_sizes.is_on_card(policy, word) and not word.is_floating_point() and input.is_floating_point()
         if chosen and word.numel() < input.shape[-1] and policy.known(input) is None:
             noted.add(word, None)
         return result
@@ -77,7 +77,7 @@ def _compared(policy: Policy, noted: _Noted, flag: bool, original: Callable[...,
     @functools.wraps(original)
     def compare(input: Any, other: Any) -> Any:
         result = original(input, other)
-        if noted and isinstance(other, int) and sized.asked(policy, input) and noted.of(input) == (None,):
+        if noted and isinstance(other, int) and result_sizes.is_on_card(policy, input) and noted.of(input) == (None,):
             noted.add(result, flag)
         return result
 
@@ -88,9 +88,9 @@ def _joined(policy: Policy, noted: _Noted, original: Callable[..., Any]) -> Call
     @functools.wraps(original)
     def join(input: Any, other: Any) -> Any:
         result = original(input, other)
-        if noted and sized.asked(policy, result):
-            found = [noted.of(each) for each in (input, other) if sized.asked(policy, each)]
-            flags = {each[0] for each in found if each is not None}
+        if noted and result_sizes.is_on_card(policy, result):
+            notes = [noted.of(each) for each in (input, other) if result_sizes.is_on_card(policy, each)]
+            flags = {each[0] for each in notes if each is not None}
             if len(flags) == 1 and None not in flags:
                 noted.add(result, flags.pop())
         return result
@@ -103,7 +103,7 @@ def _summed(policy: Policy, noted: _Noted, flag: bool, original: Callable[..., A
 
     @functools.wraps(original)
     def total(input: Any, *args: Any, **kwargs: Any) -> Any:
-        if args or kwargs or not noted or not sized.asked(policy, input) or noted.of(input) != (flag,):
+        if args or kwargs or not noted or not result_sizes.is_on_card(policy, input) or noted.of(input) != (flag,):
             return original(input, *args, **kwargs)
         with policy.covered():
             result = original(input)

@@ -9,21 +9,21 @@ from tonnage.catalog.devices import find_device
 from tonnage.cluster import Cluster
 from tonnage.mesh import Mesh
 from tonnage.timing.software import software
-from tonnage.timing.timing import timing
+from tonnage.timing.timing import time_step
 
 
 def test_tensor_parallelism_across_machines_is_slower_than_within():
     within = replace(PLAIN, axes=Mesh(tp=8, dp_replicate=8), shard="ddp", micro_batch=4)
     across = replace(PLAIN, axes=Mesh(tp=16, dp_replicate=4), shard="ddp", micro_batch=8)
-    near, far = (timing(LLAMA, work, MANY, EAGER) for work in (within, across))
+    near, far = (time_step(LLAMA, work, MANY, EAGER) for work in (within, across))
     assert far.communication_seconds > 1.3 * near.communication_seconds
 
 
 def test_cards_without_their_optional_bridge_exchange_over_the_host():
     work = replace(PLAIN, dtype="fp16", axes=Mesh(dp_replicate=2), shard="ddp")
     card = find_device("rtx-3090")
-    apart = timing(LLAMA, work, Cluster(device=card, gpus_per_node=2), EAGER)
-    bridged = timing(LLAMA, work, Cluster(device=replace(card, nvlink_bridged=False), gpus_per_node=2), EAGER)
+    apart = time_step(LLAMA, work, Cluster(device=card, gpus_per_node=2), EAGER)
+    bridged = time_step(LLAMA, work, Cluster(device=replace(card, nvlink_bridged=False), gpus_per_node=2), EAGER)
     assert apart.communication_seconds > 3 * bridged.communication_seconds
     assert any("no NVLink bridges" in line for line in apart.assumed)
     assert not any("bridges" in line for line in bridged.assumed)
@@ -33,7 +33,7 @@ def test_latencies_between_machines_add_to_the_work_and_not_to_the_waiting_host(
     near = replace(software("megatron"), far_hop_seconds=0.0, kernel_seconds=0.0)
     far = replace(near, far_hop_seconds=1e-4)
     work = replace(PLAIN, axes=Mesh(tp=16, dp_replicate=4), sequence_parallel=True, shard="ddp")
-    slow, fast = (timing(LLAMA, work, MANY, code).step_seconds for code in (far, near))
+    slow, fast = (time_step(LLAMA, work, MANY, code).step_seconds for code in (far, near))
     rings = 10 * LLAMA.layers + 2 + 3 + 6  # of the layers, the embedding, the head, the loss
     assert slow - fast == pytest.approx(rings * 15 * 1e-4)
 
@@ -46,7 +46,7 @@ def test_beside_a_pipeline_the_host_waits_in_a_collective_for_each_of_its_ranks(
 
     def waits(tp):
         work = replace(PLAIN, axes=Mesh(pp=2, dp_replicate=32 // tp, tp=tp), sequence_parallel=True, shard="none")
-        return timing(LLAMA, work, MANY, slow).step_seconds - timing(LLAMA, work, MANY, fast).step_seconds
+        return time_step(LLAMA, work, MANY, slow).step_seconds - time_step(LLAMA, work, MANY, fast).step_seconds
 
     ends = 2 + 3 + 6
     assert waits(8) == pytest.approx(8 * 1e-2 * (10 * LLAMA.layers + ends))
@@ -70,13 +70,13 @@ def test_a_token_goes_to_another_machine_once_or_once_for_each_of_its_experts_th
 def handing(shape, work, code):
     """Return the seconds of a step's exchanges with experts that overlapping hides."""
     overlapped = replace(work, experts_overlapped=True)
-    return timing(shape, work, MANY, code).step_seconds - timing(shape, overlapped, MANY, code).step_seconds
+    return time_step(shape, work, MANY, code).step_seconds - time_step(shape, overlapped, MANY, code).step_seconds
 
 
 def test_tensor_parallelism_that_nothing_hides_takes_longer():
     work = replace(PLAIN, micro_batch=4, axes=Mesh(tp=8))
     beside, alone = (
-        timing(LLAMA, replace(work, tensor_beside=overlapped), EIGHT, software("megatron"))
+        time_step(LLAMA, replace(work, tensor_beside=overlapped), EIGHT, software("megatron"))
         for overlapped in (True, False)
     )
     assert alone.communication_seconds > 1.5 * beside.communication_seconds

@@ -7,8 +7,8 @@ from hypothesis import strategies as some
 from solutions import question
 from tonnage.errors import UsageError
 from tonnage.mesh import make_mesh
-from tonnage.planner.space import check_precision, list_candidates, with_free_choices
-from tonnage.planner.values import OFFLOADS
+from tonnage.planner.candidates import check_precision, list_candidates, with_free_choices
+from tonnage.planner.search_space import OFFLOADS
 from tonnage.units import GIB
 
 

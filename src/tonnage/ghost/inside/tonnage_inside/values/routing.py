@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import sized
+from . import result_sizes
 from .integers import KNOWN_BYTES, MOST_BYTES
 
 if TYPE_CHECKING:
@@ -28,26 +28,26 @@ _MASKS = ("scatter", "scatter_", "bool", "int", "long", "contiguous")
 def patch(policy: Policy) -> None:
     """Patch torch for tensors on the card."""
     torch = policy.torch
-    for place in (torch, torch.Tensor):
-        place.topk = _several(policy, place.topk)
-        place.max = _one(policy, place.max)
-        place.argmax = _one(policy, place.argmax)
+    for owner in (torch, torch.Tensor):
+        owner.topk = _several(policy, owner.topk)
+        owner.max = _one(policy, owner.max)
+        owner.argmax = _one(policy, owner.argmax)
         for name in (*_COUNTS, *_MASKS):
-            if callable(getattr(place, name, None)) and not isinstance(getattr(place, name), torch.dtype):
-                setattr(place, name, _followed(policy, name, getattr(place, name)))
+            if callable(getattr(owner, name, None)) and not isinstance(getattr(owner, name), torch.dtype):
+                setattr(owner, name, _followed(policy, name, getattr(owner, name)))
     torch.nn.functional.one_hot = _encoded(policy, torch.nn.functional.one_hot)
 
 
 def _in_turn(count: int) -> Callable[[Any], Any]:
     """Return the rule by which the choices among `count` experts go round."""
-    return lambda place: place % count
+    return lambda offset: offset % count
 
 
 def _several(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def topk(input: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(input, *args, **kwargs)
-        if sized.asked(policy, input):
+        if result_sizes.is_on_card(policy, input):
             dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
             if input.ndim and dim in (-1, input.ndim - 1) and policy.known(input) is None:
                 policy.follow(result[1], _in_turn(input.shape[-1]))
@@ -66,7 +66,7 @@ def _one(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
     def largest(input: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(input, *args, **kwargs)
         dim = kwargs.get("dim", args[0] if args else None)
-        if not isinstance(dim, int) or not sized.asked(policy, input) or not input.ndim:
+        if not isinstance(dim, int) or not result_sizes.is_on_card(policy, input) or not input.ndim:
             return result
         chosen, count = result[1] if isinstance(result, tuple) else result, input.shape[-1]
         if dim in (-1, input.ndim - 1) and chosen.numel() >= count > 0 and policy.known(input) is None:
@@ -79,14 +79,14 @@ def _one(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
 def _encoded(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def one_hot(tensor: Any, num_classes: int = -1) -> Any:
-        if num_classes < 0 and sized.asked(policy, tensor):
-            num_classes = sized.classes(policy, tensor) or num_classes
+        if num_classes < 0 and result_sizes.is_on_card(policy, tensor):
+            num_classes = result_sizes.count_classes(policy, tensor) or num_classes
         result = original(tensor, num_classes)
-        if sized.asked(policy, result) and tensor.is_contiguous():
+        if result_sizes.is_on_card(policy, result) and tensor.is_contiguous():
             classes, start = result.shape[-1], tensor.storage_offset()
             rule = policy.rule(tensor) or (_in_turn(classes) if policy.known(tensor) is None else None)
             if rule is not None:
-                policy.follow(result, lambda place: rule(place // classes + start) == place % classes)
+                policy.follow(result, lambda offset: rule(offset // classes + start) == offset % classes)
         return result
 
     return one_hot
@@ -103,21 +103,21 @@ def _followed(policy: Policy, name: str, original: Callable[..., Any]) -> Callab
         asked = [_later(policy, each) for each in given]  # before the operation, which may write there
         if name.startswith(("scatter", "index_add")):
             asked = [
-                each or _filled(policy, value, place)
-                for place, (each, value) in enumerate(zip(asked, given, strict=True))
+                each or _filled(policy, value, index)
+                for index, (each, value) in enumerate(zip(asked, given, strict=True))
             ]
         result = original(*args, **kwargs)
-        if any(each is None for each in asked) or not sized.asked(policy, result):
+        if any(each is None for each in asked) or not result_sizes.is_on_card(policy, result):
             return result
 
         positional, named = len(args), tuple(kwargs)  # tensors that `values` refers to would live as long as its rule
 
         @functools.cache
         def values() -> Any:
-            found = [each() for each in asked if each is not None]
+            arguments = [each() for each in asked if each is not None]
             if name == "histc":  # which the host has for floating-point numbers only
-                found[0] = found[0].double()
-            return original(*found[:positional], **dict(zip(named, found[positional:], strict=True)))
+                arguments[0] = arguments[0].double()
+            return original(*arguments[:positional], **dict(zip(named, arguments[positional:], strict=True)))
 
         if name in _COUNTS:
             if result.nbytes <= KNOWN_BYTES:
@@ -131,7 +131,7 @@ def _followed(policy: Policy, name: str, original: Callable[..., Any]) -> Callab
 
 def _says_something(policy: Policy, name: str, value: Any) -> bool:
     """Return whether an argument is a tensor that follows a rule, or known integers to which `name` applies."""
-    if not isinstance(value, policy.torch.Tensor) or not sized.asked(policy, value):
+    if not isinstance(value, policy.torch.Tensor) or not result_sizes.is_on_card(policy, value):
         return False
     if policy.rule(value) is not None:
         return bool(value.nbytes <= MOST_BYTES)
@@ -143,7 +143,7 @@ def _later(policy: Policy, value: Any) -> Callable[[], Any] | None:
     """Return a function that returns this argument on the host; None if it is not known and has no rule."""
     if not isinstance(value, policy.torch.Tensor):
         return lambda: value
-    if not sized.asked(policy, value) or value.nbytes > MOST_BYTES:
+    if not result_sizes.is_on_card(policy, value) or value.nbytes > MOST_BYTES:
         return None
     known = policy.known(value)
     if known is not None:
@@ -151,11 +151,11 @@ def _later(policy: Policy, value: Any) -> Callable[[], Any] | None:
     return policy.following(value)
 
 
-def _filled(policy: Policy, value: Any, place: int) -> Callable[[], Any] | None:
+def _filled(policy: Policy, value: Any, index: int) -> Callable[[], Any] | None:
     """Return the values with which kernels filled an argument of a count: counts with zero, integers with one."""
-    if value.nbytes > MOST_BYTES or (place > 0 and value.is_floating_point()):
+    if value.nbytes > MOST_BYTES or (index > 0 and value.is_floating_point()):
         return None
-    return functools.partial(policy.torch.full, value.shape, int(place > 0), dtype=value.dtype)
+    return functools.partial(policy.torch.full, value.shape, int(index > 0), dtype=value.dtype)
 
 
 def _laid_out(policy: Policy, result: Any, values: Callable[[], Any]) -> Callable[[], Any]:
@@ -164,12 +164,12 @@ def _laid_out(policy: Policy, result: Any, values: Callable[[], Any]) -> Callabl
 
     @functools.cache
     def flat() -> Any:
-        found = torch.empty(count, dtype=values().dtype)
-        torch.as_strided(found, shape, strides).copy_(values())
-        return found
+        memory = torch.empty(count, dtype=values().dtype)
+        torch.as_strided(memory, shape, strides).copy_(values())
+        return memory
 
     return flat
 
 
-def _looked_up(flat: Callable[[], Any], place: Any) -> Any:
-    return flat()[place]
+def _looked_up(flat: Callable[[], Any], offsets: Any) -> Any:
+    return flat()[offsets]

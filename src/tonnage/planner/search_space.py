@@ -1,7 +1,8 @@
-"""Which options a search may choose, and which values it may give them.
+"""The search space: which options `plan` may choose, and which values it may give them.
 
 `FREE` is always chosen, `ORDER` and `AXES` are searched, `CHANGES` and `BUDGET` are searched only where the user
-allows it (`--allow optimizer`, `--allow budget`).
+allows it (`--allow optimizer`, `--allow budget`).  The degrees of AXES, which depend on the network and the cluster,
+and the combinations of all these values are listed by `candidates.list_candidates`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ The chunked loss multiplies by the head twice, which is 1 to 8 % of a step (a fa
 loss in the end (`logits.py`)."""
 
 FREE_OPTIONS: Final = (*FREE, "attention")
-"""`FREE` and the attention, whose best value depends on the network and the card (`space.free_choices`)."""
+"""`FREE` and the attention, whose best value depends on the network and the card (`candidates.free_choices`)."""
 
 ORDER: Final[Mapping[str, tuple[Any, ...]]] = {
     "shard": ("none", "ddp", "zero1", "zero2", "hsdp", "zero3"),

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tonnage.trace import operations as worked
+from tonnage.trace import operations
 from tonnage.trace import trace as traces
 from tonnage.trace.trace import Trace
 
 
 @dataclass(frozen=True, kw_only=True)
-class Records:
-    """Everything that the processes of the command recorded."""
+class ProcessResults:
+    """Everything that the processes of the command left."""
 
     traces: tuple[Trace, ...]
     """The trace of each rank, in order."""
@@ -31,8 +31,8 @@ class Records:
     """Packages that the program's own code imports and that are not installed."""
 
 
-def collect_records(folder: Path) -> Records:
-    """Return the records in the folder of a run.
+def collect_results(folder: Path) -> ProcessResults:
+    """Return the results in the folder of a run.
 
     Of several processes with one rank, the one that ran out of memory or came farthest has the rank's trace.
     """
@@ -42,7 +42,7 @@ def collect_records(folder: Path) -> Records:
         by_rank.setdefault(trace.rank, []).append(trace)
     started = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.progress"))}
     cut_off = [progress for process, progress in started.items() if process not in loaded]
-    return Records(
+    return ProcessResults(
         traces=tuple(by_rank[rank][-1] for rank in sorted(by_rank)),
         others=tuple(trace for rank in sorted(by_rank) for trace in by_rank[rank][:-1]),
         cut_off=tuple(sorted(cut_off, key=lambda process: int(process["rank"]))),
@@ -57,7 +57,7 @@ def collect_records(folder: Path) -> Records:
 
 def _load_trace(path: Path) -> Trace:
     """Return the trace of a process, with the work of the operations of one more step if it was counted."""
-    return replace(traces.load(path), worked=worked.load(path.with_suffix(".worked")))
+    return replace(traces.load(path), worked=operations.load(path.with_suffix(".worked")))
 
 
 def _sort_by_age(paths: Iterable[Path]) -> list[Path]:

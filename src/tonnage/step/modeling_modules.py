@@ -9,7 +9,7 @@ NAMES: Final = "transformers.models.auto.configuration_auto"
 """The module that knows in which folder the code of a model type is."""
 
 
-def modules(config: Mapping[str, Any]) -> tuple[str, ...]:
+def list_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the modules with the code of a network and of its parts, whether they exist or not.
 
     Several types share a folder (`gemma3_text` is in `gemma3`).  Raises ImportError if transformers cannot tell.

@@ -9,7 +9,7 @@ _highest: dict[int, dict[str, int]] = {}
 """Peaks of each device when a program reset them."""
 
 
-def keep(torch: Any) -> None:
+def install(torch: Any) -> None:
     """Keep the history on whatever the program asks for, and remember peaks when they are reset.
 
     The watch has turned the history on, without stacks: a snapshot that the program dumps has the same events.
@@ -23,7 +23,7 @@ def keep(torch: Any) -> None:
             setattr(torch._C, name, _remembering(torch, original))
 
 
-def peaks(torch: Any, device: int) -> dict[str, int]:
+def read_peaks(torch: Any, device: int) -> dict[str, int]:
     """Return torch's own counters of a device for the whole run: allocated_bytes, reserved_bytes, retries, ooms."""
     stats = torch.cuda.memory_stats(device)
     now = {
@@ -42,7 +42,7 @@ def _nothing(*_: Any) -> None:
 
 def _remembering(torch: Any, original: Any) -> Any:
     def reset(device: int) -> Any:
-        _highest[device] = peaks(torch, device)
+        _highest[device] = read_peaks(torch, device)
         return original(device)
 
     return reset

@@ -1,6 +1,6 @@
-"""Plans in the settings of the trainers that people use.
+"""The targets of `tonnage export`: a plan in the settings of the trainers that people use.
 
-`export` returns the files of a plan for one of TARGETS; `reread.check` has the trainer read them back.
+`export_plan` returns the files of a plan for one of TARGETS; `reread.check` has the trainer read them back.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ Overrides = Mapping[str, tuple[str, Any]]
 """The answer of `Target.overrides`: the reason and the value that is written instead, by option."""
 
 
-def target(name: str) -> Target:
+def find_target(name: str) -> Target:
     """Return the target of that name.  Raises UsageError with those that there are."""
     for known in TARGETS:
         if known.name == name:
@@ -82,7 +82,7 @@ def target(name: str) -> Target:
     raise UsageError(f"Unknown target {name!r}; possible: {', '.join(known.name for known in TARGETS)}.")
 
 
-def export(case: Case, model: str, to: Target) -> Export:
+def export_plan(case: Case, model: str, to: Target) -> Export:
     """Return the plan in the settings of a target; nothing is written to disk.
 
     `model` is the user's name of the network.  Raises UsageError where nothing of use could be written.
@@ -157,7 +157,7 @@ def _find_missing(job: Job, plan: Plan, to: Target, overrides: Overrides) -> Ite
             value = getattr(owner, item.name)
             is_unused = item.name in QUANTIZED and job.method != "qlora"
             is_text_alone = item.name == "images" and job.images == 0  # which rows of text express
-            if is_unused or is_text_alone or item.name in DECIDED or to.has_words(item.name, value, item.default):
+            if is_unused or is_text_alone or item.name in DECIDED or to.has_setting(item.name, value, item.default):
                 continue
             if item.name in REFUSED:
                 raise UsageError(
@@ -194,7 +194,7 @@ def _substitute(to: Target, item: Field[Any], value: Any) -> Any:
         return item.default
     preferred = _nearest_shards(value) if item.name == "shard" else SUBSTITUTES.get(item.name, ())
     candidates = (*preferred, item.default)
-    return next((word for word in candidates if to.has_words(item.name, word, item.default)), known[0])
+    return next((word for word in candidates if to.has_setting(item.name, word, item.default)), known[0])
 
 
 def _nearest_shards(value: str) -> tuple[str, ...]:
@@ -241,4 +241,4 @@ def _note_estimate(plan: Plan, to: Target, substitutes: str) -> tuple[str, ...]:
     )
 
 
-__all__ = ["TARGETS", "Export", "ExportRequest", "File", "Target", "Unexpressed", "export", "target"]
+__all__ = ["TARGETS", "Export", "ExportRequest", "File", "Target", "Unexpressed", "export_plan", "find_target"]
