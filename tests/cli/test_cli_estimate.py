@@ -199,7 +199,8 @@ def test_errors_leave_standard_output_empty_even_with_json(tonnage, calls):
 
 def test_files(tonnage, calls, tmp_path):
     page, kept = tmp_path / "page.html", tmp_path / "run.tonnage"
-    assert tonnage("estimate", "gpt2", "--gpu", "t4", "--html", str(page), "--save", str(kept)).code == 0
+    ended = tonnage("estimate", "gpt2", "--gpu", "t4", "--html", str(page), "--save", str(kept))
+    assert (ended.code, ended.err) == (0, f"wrote {kept}\nwrote {page}\n")
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert archive.load_estimate(kept) == calls.estimate
 

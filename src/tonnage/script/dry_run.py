@@ -255,6 +255,14 @@ def _run_command(command: list[str], variables: dict[str, str], timeout_seconds:
             return ended
         finally:
             running.end(process, variables["GHOST_SHM"])
+            _end_line()
+
+
+def _end_line() -> None:
+    """End the line in which a progress bar may have left the cursor, where other text would go on in it."""
+    with contextlib.suppress(OSError):
+        if os.isatty(2) or os.path.sameopenfile(1, 2):
+            os.write(2, b"\n")
 
 
 def _wait(process: "subprocess.Popen[bytes]", timeout_seconds: float) -> int | None:
