@@ -224,6 +224,15 @@ def test_public_names_complete_before_their_first_use() -> None:
     assert ended.stdout.split() == ["True", "False"]
 
 
+@pytest.mark.parametrize(("arguments", "code"), [(["-m"], 2), (["x.py"], 1)])
+def test_an_older_python_is_told_which_one_is_needed(arguments: list[str], code: int) -> None:
+    program = f"import sys; sys.version_info, sys.argv = (3, 10, 13), {arguments}; import tonnage"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == code
+    assert "tonnage needs Python 3.11 or newer" in ended.stderr.splitlines()[-1]
+    assert len(ended.stderr.splitlines()) == 1 or code == 1
+
+
 def test_a_cluster_is_named_once() -> None:
     with pytest.raises(UsageError, match="cluster and gpu"):
         tonnage.estimate("gpt2", cluster="t4", gpu="t4", offline=True)

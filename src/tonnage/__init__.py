@@ -4,8 +4,19 @@
 and `tonnage.dry_run` runs a training script on ghost GPUs.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+if sys.version_info < (3, 11):  # noqa: UP036 - a checkout on the path runs without pip's check
+    _NEEDED = (
+        f"tonnage needs Python 3.11 or newer, and this is {sys.version.split()[0]}; run it with another one, such as "
+        "python3.12 -m tonnage."
+    )
+    if sys.argv[:1] == ["-m"]:
+        print(f"error: {_NEEDED}", file=sys.stderr)
+        raise SystemExit(2)
+    raise ImportError(_NEEDED)
 
 if TYPE_CHECKING:
     from tonnage.api import dry_run, estimate, plan

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from tonnage.cli import devices, dry_run, estimate, export, formats, models, plan, report
+from tonnage.cli import cache, devices, dry_run, estimate, export, formats, models, plan, report
 from tonnage.errors import TonnageError
 from tonnage.synonyms import find_option, is_without_effect
 
@@ -36,6 +36,7 @@ app.command("report")(report.report)
 app.command("devices")(devices.devices)
 app.command("models")(models.models)
 app.command("formats")(formats.formats)
+app.command("cache")(cache.cache)
 
 
 @app.callback(invoke_without_command=True)
