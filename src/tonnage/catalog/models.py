@@ -86,3 +86,27 @@ def _models_by_letters() -> Mapping[str, Model]:
         for name in (model.id, *model.aliases, model.hub):
             named.setdefault(squeeze(name.rpartition("/")[2]), set()).add(model.id)
     return {letters: _models()[ids.pop()] for letters, ids in named.items() if len(ids) == 1}
+
+
+_PUBLISHED_DTYPES: Mapping[str, str] = {
+    **dict.fromkeys(("llama-2-", "pythia-", "opt-", "phi-2", "llava-1.5-", "whisper-large"), "float16"),
+    **dict.fromkeys(("gpt2", "bert-", "t5-", "vit-", "gemma-2-", "olmo-2-", "whisper-small"), "float32"),
+}
+"""The `torch_dtype` of the Hub's config.json by the beginning of a model's id; all others have bfloat16.
+
+Older files have none and weights in float32."""
+
+
+def published_dtype(model: Model) -> str:
+    """Return the dtype in which the weights of a model are published, by torch's name."""
+    return next((dtype for name, dtype in _PUBLISHED_DTYPES.items() if model.id.startswith(name)), "bfloat16")
+
+
+def hub_repositories() -> dict[str, dict[str, str]]:
+    """Return for each Hub repository, in lower case, the file of its configuration and the dtype of its weights."""
+    folder = files("tonnage") / "catalog" / "configs"
+    return {
+        name: {"config": str(folder / f"{model.id}.json"), "dtype": published_dtype(model)}
+        for name, model in _models_by_name().items()
+        if "/" in name
+    }
