@@ -4,8 +4,9 @@ tonnage.estimate("llama-3.1-8b", gpu="8xA100-80GB", seq_len=8192, shard="zero3")
 tonnage.plan("llama-3.1-8b", gpu="8xA100-80GB").plans[0].candidate.plan
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from tonnage.errors import UsageError
 from tonnage.estimates.estimate import Estimate
@@ -46,6 +47,7 @@ def estimate(
     worker: "Worker | None" = None,
     source: Source = "ghost",
     fresh: bool = False,
+    advice: bool = True,
     progress: Progress = lambda text: None,
     **options: "Unpack[Options]",
 ) -> Estimate:
@@ -61,27 +63,43 @@ def estimate(
     `worker` is a warm `tonnage.Worker`, for many estimates in a row.  `source="meta"` needs no ghost: it imitates the
     GPU on any platform, with a wider interval.  `fresh` runs the steps even if their trace is cached.  By default
     there are three steps; if all are alike, only the first one is run and its requests are repeated
-    (`predict.usual_steps`).  If the number of `steps` is given, all of them run.  Raises UsageError, CannotEstimate
-    and their subclasses; a step that does not fit is an answer (`Estimate.fits`), not an error.
+    (`predict.usual_steps`).  If the number of `steps` is given, all of them run.  If they do not fit, or only barely,
+    `advice` tries changes for some seconds and adds those that fit (`Estimate.advice`).  Raises UsageError,
+    CannotEstimate and their subclasses; a step that does not fit is an answer (`Estimate.fits`), not an error.
     """
-    from tonnage.estimates import predict
+    from tonnage.advice.advise import Asked, answers
     from tonnage.trainers import cases
 
     if cluster is not None and gpu is not None:
         raise UsageError("Both cluster and gpu name the GPUs; give one of the two.")
-    _check_switches(offline=offline, fresh=fresh)
+    _check_switches(offline=offline, fresh=fresh, advice=advice)
     _check_numbers(gpus=gpus, steps=steps)
-    cluster = _parse_gpus(cluster if gpu is None else gpu, gpus, gpu_memory)
-    return predict.answer(
-        cases.make_case(model, cluster, options, job=job, plan=plan, offline=offline),
+    cards = _parse_gpus(cluster if gpu is None else gpu, gpus, gpu_memory)
+    asked = Asked(
+        model=model,
+        case=cases.make_case(model, cards, options, job=job, plan=plan, offline=offline),
+        options={**_list_fields(job), **_list_fields(plan), **options},
         rank=rank,
         steps=steps,
+    )
+    *_, run = answers(
+        asked,
+        advise=advice,
         torch_version=torch_version,
         worker=worker,
         source=source,
         fresh=fresh,
         progress=progress,
-    ).estimate
+    )
+    return run.estimate
+
+
+def _list_fields(value: "Job | Plan | None") -> dict[str, Any]:
+    """Return the fields of a Job or a Plan that differ from their defaults."""
+    if value is None:
+        return {}
+    named = ((item.name, getattr(value, item.name), item.default) for item in dataclasses.fields(value))
+    return {name: chosen for name, chosen, default in named if name != "model" and chosen != default}
 
 
 def plan(

@@ -34,7 +34,7 @@ class Case:
     cluster: Cluster
     """The GPUs, one per rank."""
     assumed: tuple[str, ...] = ()
-    """What the user left out and was assumed, a sentence each."""
+    """Assumptions for what the user left out, a sentence each."""
 
     @cached_property
     def mesh(self) -> Mesh:

@@ -1,4 +1,4 @@
-"""What tonnage keeps on disk: builds of torch, traces of earlier estimates, compiled kernels.
+"""The files that tonnage keeps: builds of torch, traces of earlier estimates, compiled kernels.
 
     >>> [part.name for part in list_parts()]
     ['torch', 'traces', 'compiled']
