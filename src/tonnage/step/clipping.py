@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from tonnage.step.world import World
 
 
-def clip(parameters: list[nn.Parameter], largest_norm: float, *, world: World, pieces: bool = False) -> None:
+def clip(parameters: list[nn.Parameter], largest_norm: float, *, world: World, pieces: bool = False) -> torch.Tensor:
     """Scale the gradients down to `largest_norm`, by the norm over all ranks that hold a part of the network.
+
+    Returns that norm.
 
     A plain parameter is replicated over the ranks of `tp` unless it is marked as `divided`; pipeline stages hold
     different parameters, except those marked as a copy.  With `pieces` each data-parallel rank holds a piece of all.
@@ -38,6 +40,7 @@ def clip(parameters: list[nn.Parameter], largest_norm: float, *, world: World, p
         dist.all_reduce(whole, group=world.group("pp"))
     for group in groups:
         torch.nn.utils.clip_grads_with_norm_(group, largest_norm, whole.sqrt())
+    return whole.sqrt_()
 
 
 def _group_by_mesh(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -7,7 +7,7 @@ are given beforehand, so that a rank can run although no other rank answers.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.step import model as models
-from tonnage.step.model import causal_network
+from tonnage.step.model import Batch, causal_network
 from tonnage.units import pluralise
 
 if TYPE_CHECKING:
@@ -152,10 +152,13 @@ class Pipeline:
         self._schedule: Any = None
         self._end_stages: Any = None
 
-    def __call__(self, ready: ReadyStep) -> None:
-        """Run forward and backward of every micro-batch in the order of the plan's schedule."""
+    def __call__(self, ready: ReadyStep, batches: Sequence[Batch], divisors: Sequence[float]) -> None:
+        """Run forward and backward of every micro-batch in the order of the plan's schedule.
+
+        It cuts one tensor into micro-batches, each of which has the same share of the loss.
+        """
         stages = _stages(ready.model)
-        batch = ready.next_batch(micro_batches=ready.step.job.grad_accum)
+        batch = ready.to_device(_join(batches))
         with ready.around(), ready.step.on_batch(batch) as inputs:
             if self._schedule is None:
                 self._schedule = _schedule(ready, inputs["input_ids"])
@@ -185,6 +188,12 @@ class Pipeline:
                 dist.all_reduce(
                     gradient.to_local() if isinstance(gradient, DTensor) else gradient, group=self._end_stages
                 )
+
+
+def _join(batches: Sequence[Batch]) -> Batch:
+    """Return the micro-batches one below the other in each tensor."""
+    host = [batches[index] for index in range(len(batches))]
+    return host[0] if len(host) == 1 else {name: torch.cat([part[name] for part in host]) for name in host[0]}
 
 
 def _options_without_outputs(schedule: Any) -> dict[str, Any]:

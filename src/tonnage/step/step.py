@@ -6,10 +6,10 @@ The same code runs on a ghost GPU, on a real one and on the CPU; nothing here de
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -99,26 +99,27 @@ def _combine_parts(parts: list[nn.Module]) -> nn.Module:
     return Parts(parts)
 
 
-def _clip(parameters: list[nn.Parameter], largest_norm: float) -> None:
-    torch.nn.utils.clip_grad_norm_(parameters, largest_norm)
+def _clip(parameters: list[nn.Parameter], largest_norm: float) -> torch.Tensor:
+    return torch.nn.utils.clip_grad_norm_(parameters, largest_norm)
 
 
-def _accumulate_in_loop(ready: ReadyStep) -> None:
+def _accumulate_in_loop(ready: ReadyStep, batches: Sequence[Batch], divisors: Sequence[float]) -> None:
     """Run all micro-batches; gradients are reduced in the last one alone unless the plan says otherwise."""
-    count, local = ready.step.job.grad_accum, ready.step.gradients_stay_local
+    count, local = len(batches), ready.step.gradients_stay_local
+    first = 0
     if count > 1 and local is not _no_context and not ready.step.plan.accum_sync:
+        first = count - 1
         with local(ready.model):
-            _run_micro_batches(ready, count - 1)
-        count = 1
-    _run_micro_batches(ready, count)
+            _run_micro_batches(ready, batches, divisors, range(first))
+    _run_micro_batches(ready, batches, divisors, range(first, count))
 
 
-def _run_micro_batches(ready: ReadyStep, count: int) -> None:
-    """Run `count` micro-batches that are all alike."""
-    for made in range(count):
-        if repeats.seen_to(made, count - made):
+def _run_micro_batches(ready: ReadyStep, batches: Sequence[Batch], divisors: Sequence[float], indices: range) -> None:
+    """Run some of the micro-batches; a listener that says that they are all alike may end them early."""
+    for made, index in enumerate(indices):
+        if repeats.seen_to(made, len(indices) - made):
             return
-        ready.micro_batch(ready.next_batch())
+        ready.micro_batch(ready.to_device(batches[index]), divisors[index])
 
 
 def _no_context(module: nn.Module) -> AbstractContextManager[Any]:
@@ -161,8 +162,8 @@ class Step:
     """Index of the part that is being made."""
     stream_dtype: torch.dtype | None = None
     """Dtype of hidden states between layers; None: that of the weights."""
-    accumulate: Callable[[ReadyStep], None] = _accumulate_in_loop
-    """Function that runs forward and backward of all micro-batches of a step."""
+    accumulate: Callable[[ReadyStep, Sequence[Batch], Sequence[float]], None] = _accumulate_in_loop
+    """Function that runs forward and backward of all micro-batches of a step, each with the divisor of its loss."""
     changes: tuple[Callable[[nn.Module], nn.Module], ...] = ()
     """Functions applied to the network in order, before it is sharded."""
     shard: Callable[[nn.Module], nn.Module] | None = None
@@ -183,8 +184,10 @@ class Step:
     """Function that makes one optimizer of a part; ZeRO-1 shards it here."""
     keeps_outputs: str | None = None
     """`step` or `loop`: how long the network's outputs are kept; None: they are freed before backward."""
-    clip: Callable[[list[nn.Parameter], float], None] = _clip
-    """Function that scales gradients down to a norm; torch's, which supports DTensors as well."""
+    clip: Callable[[list[nn.Parameter], float], torch.Tensor] = _clip
+    """Function that scales gradients down to a norm and returns the norm that they had; torch's, which supports
+    DTensors as well.
+    """
 
     def build(self) -> ReadyStep:
         """Return the network and its optimizers, made on this rank's device."""
@@ -210,9 +213,23 @@ class Step:
         return network
 
 
+class Observer(Protocol):
+    """Receiver of the numbers of a step, which stay on the device unless it copies them."""
+
+    def see_loss(self, loss: torch.Tensor) -> None:
+        """Receive the loss of a micro-batch after its backward, divided as its gradients are."""
+
+    def see_norm(self, norm: torch.Tensor) -> None:
+        """Receive the norm that all gradients had before they were clipped."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReadyStep:
-    """A network with its optimizers, ready to train; `run` is the loop that a user would write."""
+    """A network with its optimizers, ready to train.
+
+    `train_step` is the only optimizer step: `run` gives it random batches, for an estimate, and `tonnage.apply` gives
+    it the user's.
+    """
 
     step: Step
     """The settings that it was built from."""
@@ -226,6 +243,8 @@ class ReadyStep:
     """Lengths of the job's sequences, micro-batch by micro-batch; None: all have seq_len tokens."""
     kept: list[Any] = field(init=False, default_factory=list)
     """The network's last outputs, if they are kept."""
+    observers: list[Observer] = field(init=False, default_factory=list)
+    """Receivers of the loss of each micro-batch and of the gradients' norm; an estimate has none."""
 
     def __post_init__(self) -> None:
         device = self.step.world.device.type
@@ -256,7 +275,7 @@ class ReadyStep:
         for index in range(steps):
             if index == max(steps - 1, 1):
                 events.besides_steps(self)
-            self._optimizer_step()
+            self.train_step(_MadeUp(self))
             if on_step is not None:
                 on_step(index)
         if steps == 1:
@@ -267,9 +286,18 @@ class ReadyStep:
         if self.step.world.made_group and dist.is_initialized():
             dist.destroy_process_group()
 
-    def _optimizer_step(self) -> None:
-        self.step.accumulate(self)
-        self._clip_gradients()
+    def train_step(self, batches: Sequence[Batch], divisors: Sequence[float] | None = None) -> None:
+        """Run one optimizer step on these micro-batches, which may be on the host and are asked for one by one.
+
+        The loss of each, a mean over its labels, is divided by its divisor: the number of micro-batches by default,
+        or all labels of the step for one of the micro-batch where their numbers differ.
+        """
+        self.step.accumulate(self, batches, divisors or (len(batches),) * len(batches))
+        self.clip_gradients()
+        self.update()
+
+    def update(self) -> None:
+        """Update the weights by all optimizers and free the gradients."""
         for optimizer in self.optimizers:
             if self.scaler is None:
                 optimizer.step()
@@ -282,7 +310,7 @@ class ReadyStep:
         if self.step.keeps_outputs == "step":
             self.kept.clear()
 
-    def _clip_gradients(self) -> None:
+    def clip_gradients(self) -> None:
         """Scale gradients to the plan's norm, taken over all optimizers together; scaled gradients are unscaled
         first.
         """
@@ -293,31 +321,35 @@ class ReadyStep:
             for optimizer in self.optimizers:
                 self.scaler.unscale_(optimizer)
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        self.step.clip([parameter for group in groups for parameter in group["params"]], float(largest_norm))
+        norm = self.step.clip([parameter for group in groups for parameter in group["params"]], float(largest_norm))
+        for observer in self.observers:
+            observer.see_norm(norm)
 
-    def next_batch(self, sequences: int | None = None, micro_batches: int = 1) -> Batch:
+    def next_batch(self, sequences: int | None = None) -> Batch:
         """Return a random micro-batch, copied from the host to this rank's device; `sequences` overrides the job's
         number.
-
-        Several micro-batches are concatenated in each tensor.
         """
-        host = [self._random_batch(sequences) for _ in range(micro_batches)]
-        joined = (
-            host[0] if micro_batches == 1 else {name: torch.cat([part[name] for part in host]) for name in host[0]}
-        )
-        return {name: tensor.to(self.step.world.device) for name, tensor in joined.items()}
+        return self.to_device(self.random_batch(sequences))
+
+    def to_device(self, batch: Batch) -> Batch:
+        """Return the batch on this rank's device."""
+        return {name: tensor.to(self.step.world.device) for name, tensor in batch.items()}
 
     @property
     def images_dtype(self) -> torch.dtype:
         """Return the dtype of images: fp32 under autocast, which casts them, else that of the weights."""
         return torch.float32 if self.step.autocast_dtype else self.step.weights_dtype
 
-    def micro_batch(self, batch: Batch) -> None:
-        """Run forward and backward of one micro-batch; gradients are added to those already there."""
-        with self.around(), self.step.on_batch(batch) as inputs:
-            self._backward(self._forward(inputs))
+    def micro_batch(self, batch: Batch, divisor: float = 1) -> None:
+        """Run forward and backward of one micro-batch; gradients are added to those already there.
 
-    def _random_batch(self, sequences: int | None) -> Batch:
+        Its loss is divided by the divisor before backward.
+        """
+        with self.around(), self.step.on_batch(batch) as inputs:
+            self._backward(self._forward(inputs, divisor))
+
+    def random_batch(self, sequences: int | None = None) -> Batch:
+        """Return a random micro-batch on the host; `sequences` overrides the job's number."""
         job = self.step.job
         if sequences is not None:
             job = replace(job, micro_batch=sequences)
@@ -336,10 +368,10 @@ class ReadyStep:
                 stack.enter_context(context())
             yield
 
-    def _forward(self, inputs: dict[str, Any]) -> torch.Tensor:
+    def _forward(self, inputs: dict[str, Any], divisor: float) -> torch.Tensor:
         with self.autocast():
             loss = self._take_loss(self.model(**inputs))
-        return loss / self.step.job.grad_accum if self.step.job.grad_accum > 1 else loss
+        return loss / divisor if divisor != 1 else loss
 
     def _take_loss(self, output: Any) -> torch.Tensor:
         if self.step.keeps_outputs is not None:
@@ -356,6 +388,21 @@ class ReadyStep:
             loss if self.scaler is None else self.scaler.scale(loss)
         )  # the loop still holds the loss, to print it
         scaled.backward()
+        for observer in self.observers:
+            observer.see_loss(loss)
+
+
+class _MadeUp(Sequence[Batch]):
+    """The random micro-batches of a step, each made when it is asked for: an estimate may not need them all."""
+
+    def __init__(self, ready: ReadyStep) -> None:
+        self._ready = ready
+
+    def __len__(self) -> int:
+        return self._ready.step.job.grad_accum
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._ready.random_batch()
 
 
 def assemble(
