@@ -30,8 +30,8 @@ def test_every_public_name_is_there() -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'train'"):
-        _ = tonnage.train
+    with pytest.raises(AttributeError, match="no attribute 'learn'"):
+        _ = tonnage.learn
 
 
 def test_options_become_fields_of_job_and_plan() -> None:

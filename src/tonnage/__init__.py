@@ -1,7 +1,7 @@
 """tonnage: know what your GPUs can carry before you load them.
 
 `tonnage.estimate` predicts the memory and time of a training step, `tonnage.plan` finds the fastest plan that fits,
-and `tonnage.dry_run` runs a training script on ghost GPUs.
+`tonnage.apply` trains a network by it, and `tonnage.dry_run` runs a training script on ghost GPUs.
 """
 
 import sys
@@ -19,7 +19,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - a checkout on the path runs with
     raise ImportError(_NEEDED)
 
 if TYPE_CHECKING:
-    from tonnage.api import dry_run, estimate, plan
+    from tonnage.api import apply, dry_run, estimate, plan
     from tonnage.cluster import Cluster, Device
     from tonnage.errors import TonnageError
     from tonnage.estimates.estimate import Estimate
@@ -41,6 +41,7 @@ __all__ = [
     "TonnageError",
     "Trace",
     "Worker",
+    "apply",
     "dry_run",
     "estimate",
     "plan",
@@ -56,6 +57,7 @@ _MODULES = {
     "TonnageError": "tonnage.errors",
     "Trace": "tonnage.trace.trace",
     "Worker": "tonnage.workers.worker",
+    "apply": "tonnage.api",
     "dry_run": "tonnage.api",
     "estimate": "tonnage.api",
     "plan": "tonnage.api",

@@ -17,10 +17,16 @@ from tonnage.plans import HEADROOM
 from tonnage.report import html, plans, plans_html, terminal
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+    from torch.optim import Optimizer
+
     from tonnage.case import Options, SearchOptions
     from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
+    from tonnage.train.trainable import Trainable
     from tonnage.workers.worker import Worker
 
 Source = Literal["ghost", "meta"]
@@ -199,6 +205,31 @@ def dry_run(
         seconds=seconds,
         progress=progress,
     )
+
+
+def apply(
+    plan: "Plan | str | Path",
+    model: "nn.Module",
+    optimizer: "Mapping[str, Any] | Callable[[list[Any]], Optimizer] | None" = None,
+    *,
+    job: "Job | None" = None,
+) -> "Trainable":
+    """Return a network under a plan, ready to train by the step that `estimate` ran.
+
+        trainable = tonnage.apply("plan.toml", model, optimizer={"lr": 2e-5, "weight_decay": 0.1})
+        for batches in loader:  # lists of micro-batches, dicts of tensors
+            print(trainable.step(batches).loss)
+        trainable.unapply().save_pretrained("trained")
+
+    `plan` is a Plan or a plan file; `model` is the network with its weights, which is changed in place.  `optimizer`
+    are hyperparameters by name (lr, weight_decay, betas, eps, momentum), or a function that makes the plan's
+    optimizer from a list of parameters; by default they are those of the estimate.  `job` says what is trained
+    (`method`, LoRA's rank); by default that of the file, or all weights.  Raises UsageError, CannotEstimate and their
+    subclasses, and leaves the network as it was.
+    """
+    from tonnage.train import applying
+
+    return applying.apply(plan, model, optimizer, job=job)
 
 
 def _check_switches(**values: object) -> None:

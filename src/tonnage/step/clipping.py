@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 
 def clip(parameters: list[nn.Parameter], largest_norm: float, *, world: World, pieces: bool = False) -> torch.Tensor:
-    """Scale the gradients down to `largest_norm`, by the norm over all ranks that hold a part of the network.
-
-    Returns that norm.
+    """Scale the gradients down to `largest_norm`, and return the norm over all ranks that hold a part of the network.
 
     A plain parameter is replicated over the ranks of `tp` unless it is marked as `divided`; pipeline stages hold
     different parameters, except those marked as a copy.  With `pieces` each data-parallel rank holds a piece of all.

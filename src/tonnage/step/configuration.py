@@ -31,9 +31,7 @@ def complete_for_training(config: Any, head: Head, fields: dict[str, Any]) -> li
 def _fill_in(config: Any, kind: str) -> list[str]:
     """Set what training needs and a published configuration may leave out; return sentences on what that changes."""
     text, parts = text_config(config), _with_parts(config)
-    for part in (text, *parts):
-        if part is text or hasattr(part, "use_cache"):
-            part.use_cache = False  # training uses no cache of keys and values
+    disable_cache(config)
     if kind in ("seq2seq", "speech-seq2seq", "image-text-to-text") and _is_encoder_decoder(config):
         for part in (config, text):
             if getattr(part, "pad_token_id", None) is None:
@@ -48,6 +46,14 @@ def _fill_in(config: Any, kind: str) -> list[str]:
     for part, name in dropped:
         setattr(part, name, 0.0)
     return ["layerdrop drops no layer: the step that needs most"] if dropped else []
+
+
+def disable_cache(config: Any) -> None:
+    """Turn off the cache of keys and values, which training does not use."""
+    text = text_config(config)
+    for part in (text, *_with_parts(config)):
+        if part is text or hasattr(part, "use_cache"):
+            part.use_cache = False
 
 
 def _tie_as_text(config: Any, stated: dict[str, Any]) -> None:

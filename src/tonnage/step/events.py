@@ -65,7 +65,7 @@ def besides_steps(ready: ReadyStep) -> None:
 
 
 @contextmanager
-def _inference(ready: ReadyStep) -> Iterator[None]:
+def inference(ready: ReadyStep) -> Iterator[None]:
     ready.model.eval()
     try:
         with torch.no_grad(), ready.around(), ready.autocast():
@@ -82,7 +82,7 @@ def evaluate(ready: ReadyStep) -> None:
     """
     job = ready.step.job
     gathered: torch.Tensor | None = None
-    with _inference(ready):
+    with inference(ready):
         for _ in range(job.eval_logits or 1):
             output = ready.model(**ready.next_batch(sequences=job.eval_batch))
             if job.eval_logits is not None:
@@ -103,7 +103,7 @@ def generate(ready: ReadyStep) -> None:
     job = ready.step.job
     network = generation.network_in(ready.model, job)
     arguments = generation.make_arguments(job, network, ready.step.world.device, ready.next_batch)
-    with _inference(ready), _without_replaced_forward(network):
+    with inference(ready), _without_replaced_forward(network):
         _generate_method(ready.model, network)(**arguments)
 
 

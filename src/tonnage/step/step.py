@@ -6,10 +6,10 @@ The same code runs on a ghost GPU, on a real one and on the CPU; nothing here de
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,9 @@ from tonnage.step import model as models
 from tonnage.step.model import Batch
 from tonnage.step.stages import Parts
 from tonnage.step.world import World, join
+
+if TYPE_CHECKING:
+    from tonnage.step.given import GivenNetwork
 
 Context = Callable[[], AbstractContextManager[Any]]
 NewOptimizer = Callable[[list[Any]], torch.optim.Optimizer]
@@ -53,6 +56,8 @@ def by_mesh(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 def _plain_network(step: Step) -> nn.Module:
     """Return the network; if it is divided or sharded it gets its memory afterwards."""
+    if step.given is not None:
+        return step.given.take(step.world.device, without_memory=step.shards_parameters)
     late = step.shards_parameters or bool(step.divide)
     device = torch.device("meta") if late else step.world.device
     network = models.build(step.job.model, dtype=step.weights_dtype, attention=step.attention, device=device)
@@ -137,7 +142,9 @@ class Step:
     world: World
     """The ranks of the job, and which of them this process is."""
     initialise: bool
-    """True if weights get their usual random values; else they are uninitialised memory."""
+    """True if new weights get their usual random values; else they are uninitialised memory."""
+    given: GivenNetwork | None = None
+    """The user's network with its weights; None: the network is built from the job's model."""
     weights_dtype: torch.dtype = torch.float32
     """Dtype in which the network's own weights are made."""
     autocast_dtype: torch.dtype | None = None
@@ -182,6 +189,10 @@ class Step:
     """Function that returns which parameters each optimizer takes, and how it is made."""
     new_optimizer: Callable[[list[nn.Parameter], NewOptimizer], torch.optim.Optimizer] = _plain_optimizer
     """Function that makes one optimizer of a part; ZeRO-1 shards it here."""
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    """Learning rate, weight decay and the like; those that are not named keep the values of `catalog.optimizers`."""
+    optimizer_factory: NewOptimizer | None = None
+    """The user's function that makes each optimizer, with its hyperparameters and groups; None: there is none."""
     keeps_outputs: str | None = None
     """`step` or `loop`: how long the network's outputs are kept; None: they are freed before backward."""
     clip: Callable[[list[nn.Parameter], float], torch.Tensor] = _clip
@@ -198,8 +209,9 @@ class Step:
 
     def _make_network(self) -> nn.Module:
         network = self.load(self)
-        models.check_positions(self.job, network)
-        if self.initialise and self.load is _plain_network and not self.shards_parameters:
+        if self.given is None:
+            models.check_positions(self.job, network)
+        if self.initialise and self.given is None and self.load is _plain_network and not self.shards_parameters:
             models.initialise(network)
         for change in self.changes:
             network = change(network)
@@ -208,7 +220,9 @@ class Step:
         if self.shards_parameters and self.before_shard is None:
             network.to_empty(device=self.parameters_device or self.world.device)
             models.buffers_to(network, self.world.device)  # FSDP2 does not copy buffers back from the host
-            if self.initialise:
+            if self.given is not None:
+                self.given.fill(network)
+            elif self.initialise:
                 models.initialise(network)
         return network
 
@@ -415,6 +429,8 @@ def assemble(
     gpus_per_node: int = 8,
     device: str = "cuda",
     initialise: bool = False,
+    alone: bool = True,
+    **given: Any,
 ) -> ReadyStep:
     """Return the step of one rank, with its network and optimizers made on `device`.
 
@@ -423,12 +439,13 @@ def assemble(
     With several ranks, or to shard, the existing process group is used; else that of torchrun's environment; else
     this process acts as rank `rank` of `world_size` alone, which only works with a ghost's NCCL.  `initialise` gives
     weights their usual random values; without it they are uninitialised memory, which is enough to see what a step
-    allocates.
+    allocates.  Without `alone` a process group that lacks ranks is an error (UsageError).  `given` holds fields of
+    Step: the user's network and hyperparameters.
     """
     world = World(size=world_size, rank=rank, gpus_per_node=gpus_per_node, device=_select_device(device))
     if world_size > 1 or plan.shard != "none":
-        world = join(world, plan)
-    step = Step(job=job, plan=plan, world=world, initialise=initialise)
+        world = join(world, plan, alone=alone)
+    step = Step(job=job, plan=plan, world=world, initialise=initialise, **given)
     for change in changes:
         step = change(step)
     return step.build()

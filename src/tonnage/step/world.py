@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tonnage.errors import CannotEstimate
+from tonnage.errors import CannotEstimate, UsageError
 from tonnage.mesh import Mesh, make_mesh
 
 if TYPE_CHECKING:
@@ -63,10 +63,14 @@ class World:
         return self.along(*names).get_group()
 
 
-def join(world: World, plan: Plan) -> World:
-    """Join the process group of the job's ranks, making it if there is none, and lay out the mesh."""
+def join(world: World, plan: Plan, *, alone: bool = True) -> World:
+    """Join the process group of the job's ranks, making it if there is none, and lay out the mesh.
+
+    With `alone` a process without torchrun acts as one rank whose peers do not exist, which only gives an estimate;
+    else it raises UsageError.
+    """
     if not dist.is_initialized():
-        _make_group(world, plan)
+        _make_group(world, plan, alone=alone)
         world = replace(world, made_group=True)
     if dist.get_world_size() != world.size:
         raise CannotEstimate(
@@ -101,7 +105,7 @@ def _expert_mesh(world: World, layout: Mesh) -> DeviceMesh:
     return init_device_mesh(world.device.type, sizes, mesh_dim_names=names)
 
 
-def _make_group(world: World, plan: Plan) -> None:
+def _make_group(world: World, plan: Plan, *, alone: bool) -> None:
     """Make the process group; with parameters on the host, norms and scales of their gradients are reduced there
     too.
     """
@@ -109,6 +113,14 @@ def _make_group(world: World, plan: Plan) -> None:
     backend = on_card.format("gloo") if world.device.type == "cuda" else "gloo"
     if "RANK" in os.environ and os.environ.get("WORLD_SIZE") == str(world.size):
         dist.init_process_group(backend)
+        return
+    if not alone:
+        if world.size > 1:
+            raise UsageError(
+                f"The plan needs {world.size} processes, and this one was started without torchrun; start it with "
+                f"torchrun --nproc-per-node {min(world.size, world.gpus_per_node)}."
+            )
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         return
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake"
 

@@ -192,7 +192,8 @@ class _Budget:
             return
         with saved_tensors_hooks(self._record_outside, lambda tensor: tensor):
             yield
-        self._decide()
+        if self.layers:  # an evaluation keeps nothing
+            self._decide()
 
     def run(self, index: int, layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run one layer's forward, called by the network."""

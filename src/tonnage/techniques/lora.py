@@ -58,7 +58,11 @@ def apply(step: Step) -> Step:
 def with_adapters(module: nn.Module, step: Step, kept: str) -> nn.Module:
     """Return the network wrapped by PEFT, everything frozen but the adapters, which are kept in the dtype `kept`
     (`fp32`).
+
+    A network that its user has wrapped is returned as it is.
     """
+    if hasattr(module, "peft_config"):
+        return module
     from peft import get_peft_model
 
     with _report_errors_of_peft(step):

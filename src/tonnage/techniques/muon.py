@@ -9,8 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from tonnage.catalog.optimizers import find_optimizer
-from tonnage.techniques.optimizers import make
+from tonnage.techniques.optimizers import maker
 from tonnage.techniques.technique import Technique
 
 if TYPE_CHECKING:
@@ -27,10 +26,10 @@ def apply(step: Step) -> Step:
 
     if not hasattr(torch.optim, "Muon"):
         raise CannotEstimate(f"torch {torch.__version__} has no Muon (2.9 and newer have); choose optimizer adamw.")
-    return replace(step, optimizer_parts=_parts)
+    return replace(step, optimizer_parts=partial(_parts, step=step))
 
 
-def _parts(module: nn.Module) -> tuple[OptimizerPart, ...]:
+def _parts(module: nn.Module, step: Step) -> tuple[OptimizerPart, ...]:
     """Return the parameters of each optimizer with what makes it; a part without parameters is left out."""
     from tonnage.step.model import layers
     from tonnage.step.step import trainable
@@ -39,8 +38,8 @@ def _parts(module: nn.Module) -> tuple[OptimizerPart, ...]:
     matrices = [p for p in trainable(module) if id(p) in in_layers]
     rest = [p for p in trainable(module) if id(p) not in in_layers]
     parts = (
-        (matrices, partial(make, find_optimizer("muon"))),
-        (rest, partial(make, find_optimizer("adamw"))),
+        (matrices, maker(step, "muon")),
+        (rest, maker(step, "adamw")),
     )
     return tuple(part for part in parts if part[0])
 

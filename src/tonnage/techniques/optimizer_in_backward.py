@@ -56,8 +56,13 @@ def _optimizer_per_parameter(parameters: list[nn.Parameter], new: NewOptimizer) 
             super().__init__(parameters, {})
             self.by_parameter = {parameter: new([parameter]) for parameter in parameters}
             self.parts = {str(index): optimizer for index, optimizer in enumerate(self.by_parameter.values())}
+            self._share_groups()
             for parameter in parameters:
                 parameter.register_post_accumulate_grad_hook(self.update)
+
+        def _share_groups(self) -> None:
+            """Expose the groups of all optimizers as this one's, so that a scheduler changes their learning rates."""
+            self.param_groups = [group for optimizer in self.parts.values() for group in optimizer.param_groups]
 
         def update(self, parameter: Any) -> None:
             """Step for one parameter and free its gradient."""
@@ -75,6 +80,7 @@ def _optimizer_per_parameter(parameters: list[nn.Parameter], new: NewOptimizer) 
             """Load what `state_dict` returned."""
             for name, optimizer in self.parts.items():
                 optimizer.load_state_dict(state_dict[name])
+            self._share_groups()
 
     return InBackward()
 

@@ -67,9 +67,28 @@ def offloaded(
             self.parts = {"host": new([host for _, host, _ in self.pairs])}
             if count < len(parameters):
                 self.parts["card"] = new(parameters[count:])
+            self._mirror_groups()
+
+        def _mirror_groups(self) -> None:
+            """Give this optimizer the groups of its parts, with the parameters in place of their copies.
+
+            What a scheduler changes in them reaches the parts at the next step.
+            """
+            original = {id(host): parameter for parameter, host, _ in self.pairs}
+            self.inner_groups = [group for part in self.parts.values() for group in part.param_groups]
+            self.param_groups = [
+                {**group, "params": [original.get(id(given), given) for given in group["params"]]}
+                for group in self.inner_groups
+            ]
+
+        def _update_parts(self) -> None:
+            """Copy learning rates and the like from this optimizer's groups to those of its parts."""
+            for outer, inner in zip(self.param_groups, self.inner_groups, strict=True):
+                inner.update({name: value for name, value in outer.items() if name != "params"})
 
         def step(self, closure: Any = None) -> None:
             """Copy gradients to the host, step on GPU and host, copy parameters back."""
+            self._update_parts()
             with torch.no_grad():
                 for parameter, host, gradient in self.pairs:
                     given = parameter.grad
@@ -91,6 +110,7 @@ def offloaded(
             """Load what `state_dict` returned."""
             for name, part in self.parts.items():
                 part.load_state_dict(state_dict[name])
+            self._mirror_groups()
 
     return OnHost()
 

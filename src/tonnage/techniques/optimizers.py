@@ -11,13 +11,16 @@ on disk.  Paged states are managed memory of the driver, which the caching alloc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.catalog.optimizers import OPTIMIZERS, Optimizer, find_optimizer
+from tonnage.errors import UsageError
 from tonnage.mesh import SHARDING
 from tonnage.techniques.technique import Refusal, Technique
 
@@ -25,23 +28,74 @@ if TYPE_CHECKING:
     from torch import nn
 
     from tonnage.case import Case
-    from tonnage.step.step import Step
+    from tonnage.step.step import NewOptimizer, Step
+
+HYPERPARAMETERS: Final = ("lr", "weight_decay", "betas", "eps", "momentum")
+"""Arguments of optimizers that a user chooses; the others decide memory, and belong to the plan."""
 
 FP8_CAPABILITY: Final = (8, 9)
 """The first compute capability for which triton converts to fp8 (Ada, Hopper)."""
 
 
-def make(optimizer: Optimizer, parameters: list[nn.Parameter]) -> Any:
-    """Return an optimizer of that class over these parameters."""
+def make(
+    optimizer: Optimizer, parameters: list[nn.Parameter], hyperparameters: Mapping[str, Any] | None = None
+) -> Any:
+    """Return an optimizer of that class over these parameters.
+
+    `hyperparameters` replace those of the table; those that the class does not have are for another optimizer.
+    """
+    stated = {name: value for name, value in (hyperparameters or {}).items() if name in accepted_names(optimizer)}
     rate = {} if optimizer.learning_rate is None else {"lr": optimizer.learning_rate}
-    return getattr(import_module(optimizer.module), optimizer.class_name)(parameters, **rate, **optimizer.arguments)
+    try:
+        return _class_of(optimizer)(parameters, **{**rate, **optimizer.arguments, **stated})
+    except ValueError as error:
+        raise UsageError(f"{optimizer.class_name} refuses its hyperparameters: {error}.") from error
+
+
+def _class_of(optimizer: Optimizer) -> Any:
+    return getattr(import_module(optimizer.module), optimizer.class_name)
+
+
+def accepted_names(optimizer: Optimizer) -> tuple[str, ...]:
+    """Return the HYPERPARAMETERS that an optimizer has.
+
+    Momentum where the plan's optimizer has none would be a state that the plan does not know.
+    """
+    possible = signature(_class_of(optimizer)).parameters
+    without = ("momentum",) if optimizer.family == "sgd" and not optimizer.moments else ()
+    return tuple(name for name in HYPERPARAMETERS if name in possible and name not in without)
+
+
+def maker(step: Step, name: str) -> NewOptimizer:
+    """Return the function that makes the optimizer of that name, as the step's user wants it."""
+    row = find_optimizer(name)
+    if step.optimizer_factory is not None:
+        return partial(_make_by_factory, step.optimizer_factory, row)
+    return partial(make, row, hyperparameters=step.hyperparameters)
+
+
+def _make_by_factory(factory: NewOptimizer, row: Optimizer, parameters: list[nn.Parameter]) -> Any:
+    """Return what the user's factory makes.  Raises UsageError unless it is the optimizer that the plan names."""
+    made = factory(parameters)
+    if not isinstance(made, _class_of(row)):
+        raise UsageError(
+            f"The factory made a {type(made).__name__}, and the plan's optimizer {row.name} is "
+            f"{row.module}.{row.class_name}; make that, or choose another plan."
+        )
+    taken = {id(parameter) for group in made.param_groups for parameter in group["params"]}
+    missing = sum(id(parameter) not in taken for parameter in parameters)
+    if missing:
+        raise UsageError(
+            f"The factory left out {missing} of {len(parameters)} trained parameters; give it all of them."
+        )
+    return made
 
 
 def apply(step: Step) -> Step:
     """Return the step with one optimizer over all trainable parameters."""
     from tonnage.step.step import trainable
 
-    new = partial(make, find_optimizer(step.plan.optimizer))
+    new = maker(step, step.plan.optimizer)
     return replace(step, optimizer_parts=lambda module: ((trainable(module), new),))
 
 

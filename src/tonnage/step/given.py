@@ -1,0 +1,122 @@
+"""A user's own network in a step: its weights, dtypes and ties are kept, also while the ranks divide them.
+
+A network that is not sharded is used as it is, on this rank's device.  One that is sharded loses its memory, as an
+estimate builds it, goes through the same changes, and each rank then fills its own slices from the weights that were
+set aside.  A weight is recognised by the module that holds it, because wrappers change names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+Slot = tuple[nn.Module, str]
+"""A module, and the name under which it holds a parameter or buffer."""
+
+_NO_MEMORY: Final = torch.device("meta")
+
+
+class GivenNetwork:
+    """A network that the user made, and what belongs to it from before the step."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+        self.parameters = list(_slots(network, "_parameters"))
+        """Every parameter with where it is; tied ones several times."""
+        self.buffers = list(_slots(network, "_buffers"))
+        """Every buffer with where it is."""
+        self.devices = {id(tensor): tensor.device for _, tensor in (*self.parameters, *self.buffers)}
+        """The device on which each of them was."""
+
+    def take(self, device: torch.device, *, without_memory: bool) -> nn.Module:
+        """Return the network on the device; `without_memory` its parameters are on meta, with their ties."""
+        if not without_memory:
+            return self.network.to(device)
+        made: dict[int, nn.Parameter] = {}
+        for (module, name), parameter in self.parameters:
+            if id(parameter) not in made:
+                empty = torch.empty_like(parameter, device=_NO_MEMORY)
+                made[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
+            module._parameters[name] = made[id(parameter)]
+        return self.network
+
+    def fill(self, network: nn.Module) -> None:
+        """Copy the weights into the memory that a sharded network got; each rank copies its own slices.
+
+        Adapters that the step added get their usual first values.
+        """
+        given = {(id(module), name): tensor for (module, name), tensor in (*self.parameters, *self.buffers)}
+        with torch.no_grad():
+            for store in ("_parameters", "_buffers"):
+                for (module, name), tensor in _slots(network, store):
+                    if (id(module), name) in given:
+                        _copy_own_part(tensor, given[id(module), name])
+        own_modules = {id(module) for (module, _), _ in self.parameters}
+        for module in network.modules():
+            if hasattr(module, "reset_lora_parameters"):
+                for name, adapter in module.lora_A.items():
+                    if id(adapter) not in own_modules:
+                        module.reset_lora_parameters(name, True)
+
+    def release(self) -> None:
+        """Free the memory of the whole weights, of which each rank now has its slices."""
+        for (module, name), parameter in self.parameters:
+            if module._parameters.get(name) is not parameter:
+                parameter.data = torch.empty(0, dtype=parameter.dtype)
+
+    def current(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+        """Yield every parameter of before with its value of now, gathered from all ranks.
+
+        A tied parameter comes once.  All ranks must go through all of them.
+        """
+        for module in self.network.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        done: set[int] = set()
+        for (module, name), parameter in self.parameters:
+            if id(parameter) not in done:
+                done.add(id(parameter))
+                yield parameter, gather(_held(module, name))
+
+    def give_back(self, values: list[tuple[nn.Parameter, torch.Tensor]]) -> None:
+        """Give the parameters of before these values, each where it was."""
+        for parameter, value in values:
+            parameter.data = value.to(self.devices[id(parameter)])
+            parameter.grad = None
+        for (module, name), buffer in self.buffers:
+            module._buffers[name] = buffer.to(self.devices[id(buffer)])
+
+
+def _held(module: nn.Module, name: str) -> torch.Tensor:
+    parameter = module._parameters[name]
+    assert parameter is not None
+    return parameter.detach()
+
+
+def gather(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the whole tensor of the ranks' shards; all ranks must call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _copy_own_part(target: torch.Tensor, whole: torch.Tensor) -> None:
+    """Copy a whole tensor, or the slice of it that this rank holds, which alone goes to the target's device."""
+    if not isinstance(target, DTensor):
+        target.copy_(whole)
+        return
+    shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
+    own = whole[tuple(slice(begin, begin + length) for begin, length in zip(offset, shape, strict=True))]
+    target.to_local().copy_(own)
+
+
+def _slots(network: nn.Module, store: str) -> Iterator[tuple[Slot, Any]]:
+    """Yield the parameters or buffers of a network with where they are."""
+    for module in network.modules():
+        for name, tensor in getattr(module, store).items():
+            if tensor is not None:
+                yield (module, name), tensor

@@ -1,0 +1,1 @@
+"""Training by a plan: the step that was estimated, on the user's network and batches."""

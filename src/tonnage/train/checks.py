@@ -1,0 +1,163 @@
+"""What cannot be applied, said in one line before anything of the user's network is changed."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tonnage.case import Case
+from tonnage.catalog.optimizers import find_optimizer
+from tonnage.errors import CannotEstimate, UsageError
+from tonnage.options import is_number
+from tonnage.techniques import refusals
+from tonnage.techniques.optimizers import accepted_names
+from tonnage.techniques.technique import first_of
+from tonnage.units import pluralise
+
+if TYPE_CHECKING:
+    from tonnage.cluster import Cluster
+    from tonnage.job import Job
+    from tonnage.plans import Plan
+    from tonnage.step.step import Step
+
+_NOT_YET: Final[Mapping[str, tuple[str, ...]]] = {
+    "precision": ("fp8",),
+    "shard": ("hsdp",),
+    "compile": ("layers", "model"),
+    "attention": ("flex",),
+    "param_offload": ("nvme",),
+}
+"""Values of options that an estimate takes and `apply` does not yet."""
+
+_PAIRS: Final = ("betas",)
+"""Hyperparameters that are two numbers."""
+
+
+def check_supported(job: Job, plan: Plan) -> None:
+    """Raise UsageError for a plan that an estimate knows and `apply` does not carry out."""
+    degrees = [f"{name} {getattr(plan, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(plan, name) > 1]
+    values = [f"{name} {getattr(plan, name)}" for name, known in _NOT_YET.items() if getattr(plan, name) in known]
+    methods = [f"method {job.method}"] if job.method == "qlora" else []
+    if unsupported := [*degrees, *values, *methods]:
+        raise UsageError(
+            f"tonnage.apply does not support {unsupported[0].replace('_', '-')} yet; estimate and export do."
+        )
+    if plan.engine != "tonnage":
+        raise UsageError(
+            f"The plan is for the engine {plan.engine}, which runs a loop of its own; export it "
+            f"(tonnage export FILE --to {plan.engine}), or plan for the engine tonnage."
+        )
+    if plan.precision == "fp16-true" and job.method == "full":
+        raise UsageError(
+            "precision fp16-true cannot train all weights: small updates vanish and large gradients overflow; choose "
+            "fp16-mixed or bf16-true."
+        )
+
+
+def check_techniques(job: Job, plan: Plan, cluster: Cluster) -> None:
+    """Raise UsageError with the first reason why the plan cannot be carried out."""
+    refusal = first_of(refusals(Case(job, plan, cluster)))
+    if refusal is not None:
+        raise UsageError(str(refusal))
+
+
+def count_ranks(plan: Plan, gpus: int | None) -> int:
+    """Return the number of this job's processes: those of the process group, or of torchrun.
+
+    `gpus` is the number that the plan was made for; None: any.  Raises UsageError if the plan needs others.
+    """
+    is_started = dist.is_initialized() or "RANK" in os.environ
+    ranks = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    ranks = ranks if is_started else 1
+    start = f"start it with torchrun --nproc-per-node {gpus or 'N'}"
+    if gpus is not None and gpus != ranks:
+        here = f"the process group has {pluralise(ranks, 'rank')}" if is_started else "this is a single process"
+        raise UsageError(f"The plan is for {pluralise(gpus, 'GPU')}, and {here}; {start}, or plan for {ranks}.")
+    if plan.shard != "none" and plan.param_offload == "none" and not is_started:
+        raise UsageError(
+            f"shard {plan.shard} shares work among processes, and this one was started without torchrun; {start}, or "
+            "choose shard none."
+        )
+    if plan.shard == "none" and ranks > 1:
+        raise UsageError(
+            f"shard is none, and {ranks} ranks would train copies that never exchange gradients; choose shard ddp or "
+            "zero3."
+        )
+    return ranks
+
+
+def check_hyperparameters(plan: Plan, hyperparameters: Mapping[str, Any]) -> None:
+    """Raise UsageError for a hyperparameter that the plan's optimizer does not have, or that has no sense."""
+    rows = [find_optimizer(plan.optimizer), *([find_optimizer("adamw")] if plan.optimizer == "muon" else [])]
+    possible = tuple(dict.fromkeys(name for row in rows for name in accepted_names(row)))
+    for name, value in hyperparameters.items():
+        if name not in possible:
+            raise UsageError(f"{plan.optimizer} has no hyperparameter {name!r}; possible: {', '.join(possible)}.")
+        is_pair = name in _PAIRS or (name == "eps" and plan.optimizer == "adafactor")
+        if is_pair and not (isinstance(value, tuple | list) and len(value) == 2):
+            raise UsageError(f"{name} is {value!r}; {plan.optimizer} needs two numbers.")
+        if not is_pair and not (is_number(value) and value >= 0):
+            raise UsageError(f"{name} is {value!r}; it must be a number of at least 0.")
+
+
+def check_dtypes(step: Step, network: nn.Module) -> None:
+    """Raise UsageError if the weights do not have the dtype that the plan was estimated with.
+
+    They are never converted: that would change the user's weights, or the memory that was predicted.
+    """
+    is_adapted = adapted(network) is not None
+    counts = Counter[torch.dtype]()
+    for parameter in network.parameters():
+        if parameter.is_floating_point() and not (is_adapted and parameter.requires_grad):
+            counts[parameter.dtype] += parameter.numel()
+    if not counts:
+        raise UsageError(f"{type(network).__name__} has no weights to train.")
+    most = counts.most_common(1)[0][0]
+    if most != step.weights_dtype:
+        raise UsageError(
+            f"The network's weights are {_name(most)}, and under {step.plan.precision} with method {step.job.method} "
+            f"they are {_name(step.weights_dtype)}; load it with dtype=torch.{_name(step.weights_dtype)}, or choose "
+            f"another precision{' or weights-dtype' if step.job.method == 'full' else ' or base-dtype'}."
+        )
+
+
+def check_network(network: object) -> None:
+    """Raise UsageError for what is no network with memory of its own, or is under a plan already."""
+    if not isinstance(network, nn.Module):
+        raise UsageError(
+            f"model is a {type(network).__name__}; give the nn.Module itself, such as what from_pretrained returns."
+        )
+    if any(parameter.is_meta for parameter in network.parameters()):
+        raise UsageError(
+            "The network is on the meta device and has no weights; load them, or initialise it, before apply."
+        )
+    if type(network).__name__ in ("DistributedDataParallel", "OptimizedModule") or hasattr(
+        network, "_get_fsdp_state"
+    ):
+        raise UsageError(f"The network is wrapped already ({type(network).__name__}); give the one without wrapper.")
+
+
+def check_trained(network: nn.Module) -> None:
+    """Raise CannotEstimate if no parameter would get a gradient."""
+    if not any(parameter.requires_grad for parameter in network.parameters()):
+        raise CannotEstimate(
+            f"No parameter of {type(network).__name__} requires a gradient; nothing would be trained."
+        )
+
+
+def adapted(network: nn.Module) -> Any | None:
+    """Return PEFT's wrapper inside the network's own wrappers; None without one."""
+    for module in network.modules():
+        if hasattr(module, "peft_config") and hasattr(module, "get_base_model"):
+            return module
+    return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,268 @@
+"""A network under a plan, ready to train: the step that was estimated, on the user's batches."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from tonnage.errors import UnwritableFile, UsageError
+from tonnage.step import events
+from tonnage.step import model as models
+from tonnage.step.given import gather
+from tonnage.train import effects, labels
+
+if TYPE_CHECKING:
+    from tonnage.step.given import GivenNetwork
+    from tonnage.step.model import Batch
+    from tonnage.step.step import ReadyStep
+    from tonnage.train.effects import Effect
+    from tonnage.train.restoring import Snapshot
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What one optimizer step did."""
+
+    loss: float
+    """Mean loss over all labels of the step, of all micro-batches and ranks."""
+    tokens: int
+    """Number of those labels; for batches without labels that of rows."""
+    gradient_norm: float | None
+    """Norm of all gradients before clipping; None under a plan that does not clip, which does not compute it."""
+    skipped: bool
+    """True if the weights were left as they are: fp16 gradients overflowed, or the step had no labels."""
+    learning_rate: float
+    """Learning rate of the first group of parameters in this step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The loss on batches that nothing was learned from."""
+
+    loss: float
+    """Mean loss over all labels, of all batches and ranks; NaN without any label."""
+    tokens: int
+    """Number of those labels."""
+
+
+class _Numbers:
+    """Losses and norms on the host, copied without waiting for the device and without memory there."""
+
+    def __init__(self) -> None:
+        self.losses: list[torch.Tensor] = []
+        self.norm: torch.Tensor | None = None
+
+    def see_loss(self, loss: torch.Tensor) -> None:
+        self.losses.append(_copy_to_host(loss.detach()))
+
+    def see_norm(self, norm: torch.Tensor) -> None:
+        self.norm = _copy_to_host(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def _copy_to_host(number: torch.Tensor) -> torch.Tensor:
+    host = torch.empty((), dtype=number.dtype, pin_memory=number.device.type == "cuda")
+    return host.copy_(number.reshape(()), non_blocking=True)
+
+
+class Trainable:
+    """A user's network under a plan.  `step` trains it; `unapply` makes it what it was, with the trained weights.
+
+    The parts of a step are there for loops that do their own: `forward_backward` for each micro-batch, then `clip`,
+    then `optimizer_step`.  Learning rates are changed through `optimizers`, whose groups any of torch's schedulers
+    takes.
+    """
+
+    def __init__(self, ready: ReadyStep, given: GivenNetwork, snapshot: Snapshot) -> None:
+        self._ready: ReadyStep | None = ready
+        self._given, self._snapshot = given, snapshot
+        self._shifts = labels.shifts_labels(given.network)
+
+    @property
+    def ready(self) -> ReadyStep:
+        """Return the step.  Raises UsageError after `unapply`."""
+        if self._ready is None:
+            raise UsageError("The plan is no longer applied (unapply was called); call tonnage.apply again.")
+        return self._ready
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """Return the network as it is called, with its wrappers."""
+        return self.ready.model
+
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """Return the optimizers: one, or two under Muon."""
+        return self.ready.optimizers
+
+    def step(self, batches: Sequence[Batch]) -> StepResult:
+        """Run one optimizer step on a list of micro-batches, dicts of tensors on the host or on the device.
+
+        The loss is the mean over all labels of the step, whatever their numbers in each micro-batch and rank.
+        """
+        ready = self.ready
+        labels.check(batches)
+        if ready.step.plan.optimizer_in_backward and len(batches) > 1:
+            raise UsageError(
+                f"The step has {len(batches)} micro-batches, and optimizer-in-backward updates the weights in each; "
+                "give it one."
+            )
+        counts = [self._count(batch) for batch in batches]
+        total = int(self._sum(sum(counts)))
+        rate = float(ready.optimizer.param_groups[0]["lr"])
+        if total == 0:
+            return StepResult(loss=0.0, tokens=0, gradient_norm=None, skipped=True, learning_rate=rate)
+        before = self._scale()
+        numbers = _Numbers()
+        whole = [labels.with_a_label(batch, shifts=self._shifts) for batch in batches]
+        ready.observers.append(numbers)
+        try:
+            ready.train_step(whole, labels.divisors(counts, total, self._ranks))
+        finally:
+            ready.observers.remove(numbers)
+        self._wait()
+        loss = math.fsum(float(loss) for loss in numbers.losses)
+        return StepResult(
+            loss=self._sum(loss) / self._ranks,
+            tokens=total,
+            gradient_norm=None if numbers.norm is None else float(numbers.norm),
+            skipped=self._scale() < before,
+            learning_rate=rate,
+        )
+
+    def forward_backward(self, batch: Batch, weight: float = 1.0, *, last: bool = True) -> torch.Tensor:
+        """Run forward and backward of one micro-batch, and return its loss on the host.
+
+        `weight` is the micro-batch's part of the step's loss: 1 / (number of micro-batches), or its part of all
+        labels.  Ranks exchange gradients in the `last` micro-batch of a step alone, as far as the plan allows.
+        """
+        ready = self.ready
+        labels.check([batch])
+        numbers = _Numbers()
+        divisor = 1 / weight if weight and self._count(batch) else math.inf
+        local = nullcontext() if last or ready.step.plan.accum_sync else ready.step.gradients_stay_local(ready.model)
+        ready.observers.append(numbers)
+        try:
+            with local:
+                ready.micro_batch(ready.to_device(labels.with_a_label(batch, shifts=self._shifts)), divisor)
+        finally:
+            ready.observers.remove(numbers)
+        self._wait()
+        return numbers.losses[0] * divisor if math.isfinite(divisor) else torch.zeros(())
+
+    def clip(self) -> float | None:
+        """Clip the gradients as the plan says, and return the norm that they had; None under a plan without it."""
+        numbers = _Numbers()
+        self.ready.observers.append(numbers)
+        try:
+            self.ready.clip_gradients()
+        finally:
+            self.ready.observers.remove(numbers)
+        self._wait()
+        return None if numbers.norm is None else float(numbers.norm)
+
+    def optimizer_step(self) -> bool:
+        """Update the weights and free the gradients; return False if fp16 gradients overflowed: nothing changed."""
+        before = self._scale()
+        self.ready.update()
+        return self._scale() >= before
+
+    def evaluate(self, batches: Sequence[Batch]) -> Evaluation:
+        """Return the mean loss over all labels of the batches, without gradients and dropout.
+
+        Ranks that share the network must give as many batches each.
+        """
+        ready = self.ready
+        labels.check(batches)
+        total, summed = 0, 0.0
+        with events.inference(ready):
+            for batch in batches:
+                count = self._count(batch)
+                inputs = ready.to_device(labels.with_a_label(batch, shifts=self._shifts))
+                loss = models.loss_of(ready.model(**inputs))
+                total += count
+                summed += float(loss) * count if count else 0.0
+        total, summed = int(self._sum(total)), self._sum(summed)
+        return Evaluation(loss=summed / total if total else math.nan, tokens=total)
+
+    def took_effect(self) -> tuple[Effect, ...]:
+        """Return what is found in the network and its optimizers for each setting of the plan that changes a step."""
+        return effects.look(self.ready)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Save the network in a folder from which `from_pretrained` loads it; adapters as PEFT saves them.
+
+        All ranks must call it; the first one writes.  The configuration is saved as it was before the plan.
+        """
+        network = self._network_to_save()
+        state = {name: gather(tensor.detach()).cpu() for name, tensor in network.state_dict().items()}
+        if self._is_first:
+            try:
+                with self._snapshot.with_configuration():
+                    network.save_pretrained(folder, state_dict=state)
+            except OSError as error:
+                raise UnwritableFile(f"{folder} cannot be written: {error.strerror or error}.") from error
+        if dist.is_initialized():
+            dist.barrier()
+
+    def unapply(self) -> torch.nn.Module:
+        """Return the user's network as it was before the plan, with the trained weights, on its own device.
+
+        Adapters that the plan added are removed: save them first.  All ranks must call it.
+        """
+        ready = self.ready
+        values = list(self._given.current())
+        self._snapshot.restore()
+        self._given.give_back(values)
+        self._ready = None
+        ready.close()
+        del ready
+        gc.collect()  # DDP's hooks on parameters end with it, and it refers to itself
+        return self._given.network
+
+    def _network_to_save(self) -> Any:
+        from tonnage.train.checks import adapted
+
+        network = adapted(self.ready.model) or models.hugging_face(self.ready.model)
+        if network is None:
+            raise UsageError(
+                f"{type(self._given.network).__name__} is no transformers network and has no folder format; call "
+                "unapply() and save its state_dict()."
+            )
+        return network
+
+    def _count(self, batch: Mapping[str, Any]) -> int:
+        return labels.count_labels(dict(batch), shifts=self._shifts)
+
+    @property
+    def _group(self) -> Any:
+        world = self.ready.step.world
+        return None if world.mesh is None else world.group("dp_replicate", "dp_shard")
+
+    @property
+    def _ranks(self) -> int:
+        return 1 if self._group is None else dist.get_world_size(self._group)
+
+    @property
+    def _is_first(self) -> bool:
+        return not dist.is_initialized() or dist.get_rank() == 0
+
+    def _sum(self, number: float) -> float:
+        return labels.sum_over_ranks(number, self.ready.step.world.device, self._group)
+
+    def _scale(self) -> float:
+        scaler = self.ready.scaler
+        return 1.0 if scaler is None else float(scaler.get_scale())
+
+    def _wait(self) -> None:
+        device = self.ready.step.world.device
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()

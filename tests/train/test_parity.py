@@ -1,0 +1,164 @@
+"""Five steps on real text under each plan against the same loop in plain PyTorch, on one process."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import tonnage
+from networks import one_thread  # noqa: F401
+from text import batches, network
+from tonnage import Job, Plan
+from tonnage.train.trainable import StepResult, Trainable
+
+STEPS = 5
+EXACT = 0.0
+SUMMED = 1e-6
+"""fp32: the loss is summed slice by slice, in another order than by one kernel."""
+
+PLANS: dict[str, tuple[dict[str, Any], float]] = {
+    "fp32": ({}, EXACT),
+    "fp32, clipped": ({"clip_grad_norm": 0.5}, EXACT),
+    "bf16-mixed": ({"precision": "bf16-mixed"}, EXACT),
+    "fp16-mixed, clipped": ({"precision": "fp16-mixed", "clip_grad_norm": 0.5}, EXACT),
+    "bf16-true": ({"precision": "bf16-true"}, EXACT),
+    **{
+        f"checkpointing {kind}": ({"checkpointing": kind}, EXACT)
+        for kind in (
+            *("full", "full-reentrant", "every-2", "sqrt", "selective", "attention", "attention-module"),
+            "budget=300KiB",
+        )
+    },
+    **{f"activations {place}": ({"activation_offload": place}, EXACT) for place in ("cpu", "cpu-streamed", "nvme")},
+    "activations cpu-streamed, checkpointing full": (
+        {"activation_offload": "cpu-streamed", "checkpointing": "full"},
+        EXACT,
+    ),
+    **{f"attention {kind}": ({"attention": kind}, SUMMED) for kind in ("eager", "math")},
+    **{f"loss {kind}": ({"loss": kind}, SUMMED) for kind in ("chunked", "fused", "torch")},
+    **{f"outputs {kind}": ({"outputs": kind}, EXACT) for kind in ("step", "loop")},
+    **{
+        f"optimizer {name}": ({"optimizer": name}, EXACT)
+        for name in ("adamw-loop", "adamw-foreach", "adamw-fused", "sgd", "sgd-plain", "adafactor", "muon")
+    },
+    **{
+        f"optimizer states {place}": ({"optimizer_offload": place}, EXACT)
+        for place in ("cpu", "cpu=0.5", "nvme", "nvme=0.5")
+    },
+    "optimizer in backward": ({"optimizer_in_backward": True}, EXACT),
+    **{f"shard {name}": ({"shard": name}, EXACT) for name in ("ddp", "zero1", "zero2", "zero3")},
+    "shard zero3, parameters cpu": ({"shard": "zero3", "param_offload": "cpu"}, EXACT),
+}
+
+RATES: dict[str, dict[str, Any]] = {
+    "sgd": {"lr": 0.1},
+    "sgd-plain": {"lr": 0.1},
+    "adafactor": {"lr": 0.01},
+}
+USUAL = {"lr": 1e-3, "weight_decay": 0.1, "betas": (0.9, 0.95)}
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Any:
+    """Give plans that shard a group of one process."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def hyperparameters(plan: Plan) -> dict[str, Any]:
+    return RATES.get(plan.optimizer, USUAL)
+
+
+def applied(plan: Plan, micro_batches: int) -> tuple[list[StepResult], Trainable]:
+    if plan.shard != "none" and not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = network(torch.bfloat16 if plan.precision == "bf16-true" else torch.float32)
+    trainable = tonnage.apply(plan, model, hyperparameters(plan))
+    return [trainable.step(step) for step in batches(STEPS, micro_batches)], trainable
+
+
+def optimizers_of(plan: Plan, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    given = hyperparameters(plan)
+    if plan.optimizer == "muon":
+        matrices = [p for layer in model.model.layers for p in layer.parameters() if p.ndim == 2]
+        rest = [p for p in model.parameters() if not any(p is matrix for matrix in matrices)]
+        muon = {name: value for name, value in given.items() if name != "betas"}
+        return [torch.optim.Muon(matrices, **muon), torch.optim.AdamW(rest, **given)]
+    made: dict[str, Any] = {
+        "sgd": lambda p: torch.optim.SGD(p, momentum=0.9, **given),
+        "sgd-plain": lambda p: torch.optim.SGD(p, **given),
+        "adafactor": lambda p: torch.optim.Adafactor(p, **given),
+        "adamw-fused": lambda p: torch.optim.AdamW(p, fused=True, **given),
+        "adamw-foreach": lambda p: torch.optim.AdamW(p, foreach=True, **given),
+    }
+    return [made.get(plan.optimizer, lambda p: torch.optim.AdamW(p, **given))(model.parameters())]
+
+
+def by_hand(plan: Plan, micro_batches: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Return losses and weights of the same training, written as people write it."""
+    model = network(torch.bfloat16 if plan.precision == "bf16-true" else torch.float32)
+    model.config.use_cache = False
+    optimizers = optimizers_of(plan, model)
+    dtype = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}.get(plan.precision)
+    scaler = torch.amp.GradScaler("cpu", enabled=dtype is torch.float16)
+    losses = []
+    for step in batches(STEPS, micro_batches):
+        total = 0.0
+        for batch in step:
+            with torch.autocast("cpu", dtype, enabled=dtype is not None):
+                loss = model(**batch).loss / micro_batches
+            scaler.scale(loss).backward()
+            total += loss.item()
+        if plan.clip_grad_norm is not None:
+            for optimizer in optimizers:
+                scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), plan.clip_grad_norm)
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        model.zero_grad()
+        losses.append(total)
+    return losses, model.state_dict()
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_equals_plain_pytorch(name: str) -> None:
+    choices, tolerance = PLANS[name]
+    plan = Plan(**{"precision": "fp32", **choices})
+    micro_batches = 1 if plan.optimizer_in_backward else 2
+    losses, weights = by_hand(plan, micro_batches)
+    results, trainable = applied(plan, micro_batches)
+    assert all(effect.took_effect for effect in trainable.took_effect()), trainable.took_effect()
+    assert [result.loss for result in results] == pytest.approx(losses, rel=tolerance, abs=0)
+    ours = trainable.unapply().state_dict()
+    assert ours.keys() == weights.keys()
+    start = network().to(ours["lm_head.weight"].dtype).state_dict()
+    assert sum(not torch.equal(ours[key], start[key]) for key in ours) > len(ours) / 2  # in bf16 the norms stay at 1
+    for key, expected in weights.items():
+        torch.testing.assert_close(ours[key], expected, rtol=0, atol=tolerance, msg=key)
+
+
+def test_adapters_are_trained_as_peft_trains_them() -> None:
+    peft = pytest.importorskip("peft")
+    settings = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+    job = Job(method="lora", lora_rank=4)
+    torch.manual_seed(5)
+    base = network()
+    torch.manual_seed(5)
+    expected = peft.get_peft_model(base, peft.LoraConfig(**settings))
+    optimizer = torch.optim.AdamW([p for p in expected.parameters() if p.requires_grad], **USUAL)
+    for [batch] in batches(STEPS):
+        expected(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    ours = network()
+    torch.manual_seed(5)
+    trainable = tonnage.apply(Plan(precision="fp32", checkpointing="full"), ours, USUAL, job=job)
+    for step in batches(STEPS):
+        assert math.isfinite(trainable.step(step).loss)
+    trained = dict(expected.named_parameters())
+    for name, parameter in trainable.model.named_parameters():
+        assert torch.equal(parameter, trained[name]), name
