@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import tonnage
 from networks import one_thread  # noqa: F401
-from text import batches, network
+from real_text import batches, network
 from tonnage import Job, Plan
 from tonnage.train.trainable import StepResult, Trainable
 

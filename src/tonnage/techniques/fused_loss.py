@@ -63,26 +63,42 @@ def _replace_forward(module: nn.Module, loss: Callable[..., Tensor]) -> nn.Modul
     return module
 
 
-def _forward(network: Any, labels: Tensor, *, loss: Callable[..., Tensor], **inputs: Any) -> tuple[Tensor]:
+def _forward(
+    network: Any,
+    labels: Tensor,
+    shift_labels: Tensor | None = None,
+    num_items_in_batch: float | None = None,
+    *,
+    loss: Callable[..., Tensor],
+    **inputs: Any,
+) -> tuple[Tensor]:
+    """Return the mean cross-entropy of predicting each token from those before it.
+
+    `shift_labels` and `num_items_in_batch` are as in transformers' own losses; see `chunked_loss`.
+    """
     hidden = network.base_model(**inputs)[0]
-    following = chunked_loss.following(labels).reshape(-1)
-    return (loss(network, hidden.reshape(-1, hidden.shape[-1]), following),)
+    targets = chunked_loss.following(labels) if shift_labels is None else shift_labels
+    return (loss(network, hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), num_items_in_batch),)
 
 
-def _loss_by_slices(network: Any, hidden: Tensor, labels: Tensor) -> Tensor:
+def _loss_by_slices(network: Any, hidden: Tensor, labels: Tensor, divisor: float | None) -> Tensor:
     weights = [weight for weight in network.get_output_embeddings().parameters() if weight.requires_grad]
-    return fused_cross_entropy(hidden, labels, weights, lambda part: chunked_loss.logits(network, part))
+    return fused_cross_entropy(hidden, labels, weights, lambda part: chunked_loss.logits(network, part), divisor)
 
 
 def fused_cross_entropy(
-    hidden: Tensor, labels: Tensor, weights: Sequence[Tensor], logits_of: Callable[[Tensor], Tensor]
+    hidden: Tensor,
+    labels: Tensor,
+    weights: Sequence[Tensor],
+    logits_of: Callable[[Tensor], Tensor],
+    divisor: float | None = None,
 ) -> Tensor:
     """Return the mean cross-entropy over labels that are not ignored; hidden is (tokens, width), labels (tokens).
 
-    `logits_of` turns (tokens, width) into logits and has the gradients of `weights`, each accumulated in its own
-    dtype.  Backward can run once: it scales the gradients in place.
+    With a `divisor` the sum is divided by that.  `logits_of` turns (tokens, width) into logits and has the gradients
+    of `weights`, each accumulated in its own dtype.  Backward can run once: it scales the gradients in place.
     """
-    loss: Tensor = _autograd_function().apply(labels, logits_of, hidden, *weights)
+    loss: Tensor = _autograd_function().apply(labels, logits_of, divisor, hidden, *weights)
     return loss
 
 
@@ -93,8 +109,10 @@ def _autograd_function() -> Any:
 
     class Fused(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
-        def forward(ctx: Any, labels: Tensor, logits_of: Any, hidden: Tensor, *weights: Tensor) -> Tensor:
-            total, *ctx.gradients = _loss_and_gradients(hidden, labels, weights, logits_of)
+        def forward(
+            ctx: Any, labels: Tensor, logits_of: Any, divisor: float | None, hidden: Tensor, *weights: Tensor
+        ) -> Tensor:
+            total, *ctx.gradients = _loss_and_gradients(hidden, labels, weights, logits_of, divisor)
             return total
 
         @staticmethod
@@ -103,18 +121,22 @@ def _autograd_function() -> Any:
                 ctx.gradients,
                 None,
             )  # nothing else refers to them, so they become .grad without a copy
-            return (None, None, *(gradient.mul_(outer) for gradient in gradients))
+            return (None, None, None, *(gradient.mul_(outer) for gradient in gradients))
 
     return Fused
 
 
 def _loss_and_gradients(
-    hidden: Tensor, labels: Tensor, weights: Sequence[Tensor], logits_of: Callable[[Tensor], Tensor]
+    hidden: Tensor,
+    labels: Tensor,
+    weights: Sequence[Tensor],
+    logits_of: Callable[[Tensor], Tensor],
+    divisor: float | None,
 ) -> list[Tensor]:
     import torch
     from torch.nn.functional import cross_entropy
 
-    count = (labels != IGNORED_LABEL).sum()
+    count = chunked_loss.count_labels(labels, divisor)
     total = torch.zeros((), device=hidden.device)
     hidden_gradient = torch.empty_like(hidden)
     weight_gradients = [torch.zeros_like(weight) for weight in weights]
@@ -133,7 +155,7 @@ def _loss_and_gradients(
     return [total, hidden_gradient, *weight_gradients]
 
 
-def _loss_by_torch(network: Any, hidden: Tensor, labels: Tensor) -> Tensor:
+def _loss_by_torch(network: Any, hidden: Tensor, labels: Tensor, divisor: float | None) -> Tensor:
     import torch
     from torch.nn import functional
 
@@ -145,15 +167,18 @@ def _loss_by_torch(network: Any, hidden: Tensor, labels: Tensor) -> Tensor:
         )
     hidden, weight, bias = _cast_to_one_dtype(network, hidden)
     options = torch.nn.LinearCrossEntropyOptions()
-    loss: Tensor = functional.linear_cross_entropy(hidden, weight, labels, linear_bias=bias, options=options)
-    return loss
+    loss: Tensor = functional.linear_cross_entropy(
+        hidden, weight, labels, linear_bias=bias, options=options, reduction="mean" if divisor is None else "sum"
+    )
+    return loss if divisor is None else loss / divisor
 
 
-def _loss_by_liger(network: Any, hidden: Tensor, labels: Tensor) -> Tensor:
+def _loss_by_liger(network: Any, hidden: Tensor, labels: Tensor, divisor: float | None) -> Tensor:
     liger = importlib.import_module("liger_kernel.transformers.fused_linear_cross_entropy")
     hidden, weight, bias = _cast_to_one_dtype(network, hidden)
-    loss: Tensor = liger.LigerFusedLinearCrossEntropyLoss()(weight, hidden, labels, bias)
-    return loss
+    function = liger.LigerFusedLinearCrossEntropyLoss(reduction="mean" if divisor is None else "sum")
+    loss: Tensor = function(weight, hidden, labels, bias)
+    return loss if divisor is None else loss / divisor
 
 
 def _cast_to_one_dtype(network: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -1,0 +1,86 @@
+"""Losses in slices of tokens: precision of the head's gradient, labels that were counted elsewhere, no labels."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from networks import one_thread  # noqa: F401
+from real_text import batches, network
+from tonnage import Job, Plan
+from tonnage.step.step import Step
+from tonnage.step.world import World
+from tonnage.techniques import chunked_loss, fused_loss, select_techniques
+
+SLICED = ("chunked", "fused", "torch")
+
+
+def with_loss(loss: str, model: Any) -> Any:
+    """Return the network with that loss."""
+    plan, job = Plan(loss=loss), Job()
+    step = Step(job=job, plan=plan, world=World(device=torch.device("cpu")), initialise=True)
+    for technique in select_techniques(job, plan):
+        if technique.option == "loss":
+            step = technique.apply(step)
+    for change in step.changes:
+        change(model)
+    return model
+
+
+def head_gradient(loss: str, autocast: bool) -> torch.Tensor:
+    model = network(vocab_size=256)
+    if loss != "plain":
+        model = with_loss(loss, model)
+    [[batch]] = batches(1, rows=16)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        output = model(**batch)
+    (output[0] if isinstance(output, tuple) else output.loss).backward()
+    return model.lm_head.weight.grad
+
+
+@pytest.mark.parametrize("loss", ["chunked", "fused"])
+def test_slices_under_autocast_lose_no_precision(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (chunked_loss, fused_loss):
+        monkeypatch.setattr(module, "CHUNK_TOKENS", 8)  # 64 slices
+    exact = head_gradient("plain", False)
+    whole, sliced = ((head_gradient(kind, True) - exact).norm() / exact.norm() for kind in ("plain", loss))
+    assert sliced < 1.2 * whole < 0.01
+
+
+def test_a_head_with_adapters_is_left_to_autograd() -> None:
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(network(), peft.LoraConfig(r=4, target_modules=["lm_head"]))
+    with_loss("chunked", model)
+    [[batch]] = batches(1)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(**batch)[0].backward()
+    assert all(p.grad is not None for name, p in model.named_parameters() if "lora_" in name)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("loss", SLICED)
+def test_the_sum_is_divided_by_the_number_that_is_given(loss: str, autocast: bool) -> None:
+    """transformers' Trainer counts the labels of all micro-batches of a step."""
+    plain, sliced = network(), with_loss(loss, network())
+    [[batch]] = batches(1)
+    losses = []
+    for model in (plain, sliced):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            output = model(**batch, num_items_in_batch=1000)
+        losses.append(output[0] if isinstance(output, tuple) else output.loss)
+        losses[-1].backward()
+    # torch's linear_cross_entropy returns the dtype of autocast, bf16, which has three digits
+    torch.testing.assert_close(losses[0], losses[1].float(), rtol=1e-2 if autocast else 1e-6, atol=0)
+    tolerance = {"rtol": 2e-2, "atol": 1e-4} if autocast else {"rtol": 1e-4, "atol": 1e-7}
+    for (name, ours), theirs in zip(sliced.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, **tolerance, msg=name)
+
+
+@pytest.mark.parametrize("loss", SLICED)
+def test_no_labels_sum_to_zero(loss: str) -> None:
+    model = with_loss(loss, network())
+    [[batch]] = batches(1)
+    [value] = model(input_ids=batch["input_ids"], labels=torch.full_like(batch["labels"], -100), num_items_in_batch=7)
+    value.backward()
+    assert value == 0
+    assert all((p.grad == 0).all() for p in model.parameters())
