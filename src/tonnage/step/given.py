@@ -75,9 +75,7 @@ class GivenNetwork:
 
         A tied parameter comes once.  All ranks must go through all of them.
         """
-        for module in self.network.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        reshard(self.network)
         done: set[int] = set()
         for (module, name), parameter in self.parameters:
             if id(parameter) not in done:
@@ -97,6 +95,13 @@ def _held(module: nn.Module, name: str) -> torch.Tensor:
     parameter = module._parameters[name]
     assert parameter is not None
     return parameter.detach()
+
+
+def reshard(network: nn.Module) -> None:
+    """Free what ranks have gathered: a forward without backward leaves parameters whole under zero2."""
+    for module in network.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def gather(tensor: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from tonnage.errors import UnwritableFile, UsageError
 from tonnage.step import events
 from tonnage.step import model as models
-from tonnage.step.given import gather
+from tonnage.step.given import gather, reshard
 from tonnage.train import effects, labels
 
 if TYPE_CHECKING:
@@ -190,6 +190,7 @@ class Trainable:
                 loss = models.loss_of(ready.model(**inputs))
                 total += count
                 summed += float(loss) * count if count else 0.0
+        reshard(self._given.network)
         total, summed = int(self._sum(total)), self._sum(summed)
         return Evaluation(loss=summed / total if total else math.nan, tokens=total)
 

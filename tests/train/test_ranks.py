@@ -1,0 +1,109 @@
+"""Two real processes (gloo) that train a given network, against one process that sees all their batches."""
+
+import multiprocessing
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import tonnage
+from networks import one_thread  # noqa: F401
+from real_text import IGNORED, ROW, batches, network
+from tonnage import Job, Plan
+from tonnage.errors import UsageError
+
+STEPS, MICRO_BATCHES = 5, 2
+IMPORTED_ONCE = ["transformers.models.llama.modeling_llama", "torch.distributed.fsdp", "torch.distributed.optim"]
+RATE = {"lr": 0.1}
+
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    **{shard: ({"shard": shard}, "full") for shard in ("ddp", "zero1", "zero2", "zero3")},
+    "clipped": ({"shard": "zero3", "clip_grad_norm": 0.3, "checkpointing": "full"}, "full"),
+    "accum sync": ({"shard": "ddp", "accum_sync": True, "loss": "fused"}, "full"),
+    "chunked": ({"shard": "zero3", "loss": "chunked", "checkpointing": "selective"}, "full"),
+    "offload": ({"shard": "zero2", "activation_offload": "cpu-streamed"}, "full"),
+    "parameters": ({"shard": "zero3", "param_offload": "cpu"}, "full"),
+    "adapters": ({"shard": "zero3"}, "lora"),
+    "fp16": ({"shard": "zero3", "precision": "fp16-mixed", "clip_grad_norm": 1.0}, "full"),
+}
+"""Plan and method of each case; FSDP2 sums gradients in another order than one process, which fp32 shows at 1e-7."""
+
+
+def steps(world: int) -> list[list[dict[str, torch.Tensor]]]:
+    """Return the micro-batches of each step, first those of rank 0; the ranks have different numbers of labels."""
+    made = batches(STEPS, world * MICRO_BATCHES)
+    for step in made:
+        step[0]["labels"][:, : ROW - 4] = IGNORED
+        step[-1]["labels"].fill_(IGNORED)
+    return made
+
+
+def trained(choices: dict[str, Any], method: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], Any]:
+    """Return the weights after training on this rank's micro-batches, with the results; adapters of LoRA."""
+    model = network(tie_word_embeddings=True)
+    if method == "lora":
+        from peft import LoraConfig, get_peft_model
+
+        torch.manual_seed(3)
+        model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+    plan = Plan(**{"precision": "fp32", "optimizer": "sgd", **choices})
+    trainable = tonnage.apply(plan, model, RATE)
+    mine = [step[rank * MICRO_BATCHES : (rank + 1) * MICRO_BATCHES] for step in steps(world)]
+    results = [trainable.step(step) for step in (mine if world > 1 or dist.is_initialized() else steps(2))]
+    evaluation = trainable.evaluate(mine[0] if world > 1 else steps(2)[0])
+    assert all(effect.took_effect for effect in trainable.took_effect()), trainable.took_effect()
+    with tempfile.TemporaryDirectory() as folder:
+        trainable.save_pretrained(folder)  # the ranks save together
+        assert (Path(folder) / ("adapter_config.json" if method == "lora" else "config.json")).is_file() or rank
+    state = {name: tensor.clone() for name, tensor in trainable.unapply().state_dict().items()}
+    return state, (results, evaluation)
+
+
+def rank_main(rank: int, world: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
+    found = {name: trained(*case, world, rank) for name, case in CASES.items()}
+    torch.save(found, Path(folder) / f"rank{rank}")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def both() -> Any:
+    """Return what each of two ranks has at the end of every case."""
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
+        mp.start_processes(rank_main, (2, folder), nprocs=2, start_method="forkserver")
+        return [torch.load(Path(folder) / f"rank{rank}", weights_only=False) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_equal_one_process(name: str, both: Any) -> None:
+    choices, method = CASES[name]
+    if method == "lora":
+        pytest.importorskip("peft")
+    plain = {key: value for key, value in choices.items() if key in ("precision", "clip_grad_norm")}
+    expected, (results, evaluation) = trained(plain, method, 1, 0)
+    (first, numbers), (second, others) = (rank[name] for rank in both)
+    assert numbers == others
+    assert first.keys() == expected.keys()
+    # FSDP2 computes fp16-mixed by casting parameters, one process by autocast
+    tolerance = 2e-3 if choices.get("precision") == "fp16-mixed" else 1e-6
+    assert [result.tokens for result in numbers[0]] == [result.tokens for result in results]
+    for attribute in ("loss", "gradient_norm") if "clip_grad_norm" in choices else ("loss",):
+        ours, theirs = ([getattr(result, attribute) for result in of] for of in (numbers[0], results))
+        assert ours == pytest.approx(theirs, rel=2 * tolerance), attribute
+    assert numbers[1].loss == pytest.approx(evaluation.loss, rel=2 * tolerance)
+    for key, weights in expected.items():
+        assert torch.equal(first[key], second[key]), key
+        torch.testing.assert_close(first[key], weights, rtol=0, atol=tolerance, msg=key)
+
+
+def test_copies_without_exchange_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="2 ranks would train copies"):
+        tonnage.apply(Plan(precision="fp32"), network(), RATE, job=Job())
