@@ -106,8 +106,20 @@ def test_saved_networks_load_as_they_were_made(choices: dict[str, Any], tmp_path
     expected = apply(**choices, model=network(tie_word_embeddings=True))
     expected.step(step)
     assert loaded.config.use_cache
+    assert loaded.config.architectures == ["LlamaForCausalLM"]
     for key, weights in expected.unapply().state_dict().items():
         assert torch.equal(loaded.state_dict()[key], weights), key
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainable = apply()
+
+    def fail(*_arguments: Any, **_options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(trainable.model), "save_pretrained", fail)
+    with pytest.raises(TonnageError, match="cannot be written: No space left on device"):
+        trainable.save_pretrained(tmp_path)
 
 
 def test_adapters_are_saved_as_peft_saves_them(tmp_path: Path) -> None:

@@ -35,15 +35,17 @@ class GivenNetwork:
         """The device on which each of them was."""
 
     def take(self, device: torch.device, *, without_memory: bool) -> nn.Module:
-        """Return the network on the device; `without_memory` its parameters are on meta, with their ties."""
+        """Return the network on the device; `without_memory` it is on meta, with its ties."""
         if not without_memory:
             return self.network.to(device)
-        made: dict[int, nn.Parameter] = {}
+        made: dict[int, torch.Tensor] = {}
         for (module, name), parameter in self.parameters:
             if id(parameter) not in made:
                 empty = torch.empty_like(parameter, device=_NO_MEMORY)
                 made[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
             module._parameters[name] = made[id(parameter)]
+        for (module, name), buffer in self.buffers:
+            module._buffers[name] = made.setdefault(id(buffer), torch.empty_like(buffer, device=_NO_MEMORY))
         return self.network
 
     def fill(self, network: nn.Module) -> None:
@@ -70,31 +72,22 @@ class GivenNetwork:
             if module._parameters.get(name) is not parameter:
                 parameter.data = torch.empty(0, dtype=parameter.dtype)
 
-    def current(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-        """Yield every parameter of before with its value of now, gathered from all ranks.
+    def current(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return every parameter and buffer of before with its value of now, whole and on its device of before.
 
-        A tied parameter comes once.  All ranks must go through all of them.
+        Tied ones come once.  All ranks must call it.
         """
         reshard(self.network)
-        done: set[int] = set()
-        for (module, name), parameter in self.parameters:
-            if id(parameter) not in done:
-                done.add(id(parameter))
-                yield parameter, gather(_held(module, name))
+        slots = [(tensor, module._parameters[name]) for (module, name), tensor in self.parameters]
+        slots += [(tensor, module._buffers[name]) for (module, name), tensor in self.buffers]
+        once = {id(tensor): (tensor, held) for tensor, held in slots if held is not None}
+        return [(tensor, gather(held.detach()).to(self.devices[key])) for key, (tensor, held) in once.items()]
 
-    def give_back(self, values: list[tuple[nn.Parameter, torch.Tensor]]) -> None:
-        """Give the parameters of before these values, each where it was."""
-        for parameter, value in values:
-            parameter.data = value.to(self.devices[id(parameter)])
-            parameter.grad = None
-        for (module, name), buffer in self.buffers:
-            module._buffers[name] = buffer.to(self.devices[id(buffer)])
-
-
-def _held(module: nn.Module, name: str) -> torch.Tensor:
-    parameter = module._parameters[name]
-    assert parameter is not None
-    return parameter.detach()
+    def give_back(self, values: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Give the parameters and buffers of before these values, each where it was."""
+        for tensor, value in values:
+            tensor.data = value.to(self.devices[id(tensor)])
+            tensor.grad = None
 
 
 def reshard(network: nn.Module) -> None:

@@ -46,7 +46,7 @@ def apply(
         job = job.with_method("lora")
     checks.check_supported(job, plan)
     ranks = checks.count_ranks(plan, None if cluster is None else cluster.gpus)
-    device = "cuda" if torch.cuda.is_available() and (cluster is None or cluster.device.id != CPU) else "cpu"
+    device = _choose_device(network, cluster, ranks)
     cluster = cluster or _this_cluster(device, ranks)
     checks.check_techniques(job, plan, cluster)
     options = _optimizer_options(plan, optimizer)
@@ -86,6 +86,14 @@ def _read(plan: Plan | str | Path, job: Job | None) -> tuple[Plan, Job, Cluster 
     own = Plan(**{name: value for name, value in file.options.items() if name in names})
     stated = Job(**{name: value for name, value in file.options.items() if name not in names})
     return own, job or stated, parse_cluster(file.gpu, gpu_memory_bytes=file.gpu_memory_bytes)
+
+
+def _choose_device(network: nn.Module, cluster: Cluster | None, ranks: int) -> str:
+    """Return this process's GPU, the one that the network is on if there is a choice; `cpu` without one."""
+    if not torch.cuda.is_available() or (cluster is not None and cluster.device.id == CPU):
+        return CPU
+    held = next(network.parameters()).device
+    return str(held) if held.type == "cuda" and ranks == 1 else "cuda"
 
 
 def _this_cluster(device: str, ranks: int) -> Cluster:

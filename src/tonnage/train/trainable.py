@@ -204,15 +204,21 @@ class Trainable:
         All ranks must call it; the first one writes.  The configuration is saved as it was before the plan.
         """
         network = self._network_to_save()
-        state = {name: gather(tensor.detach()).cpu() for name, tensor in network.state_dict().items()}
+        reshard(self._given.network)
+        state = {}
+        for name, tensor in network.state_dict().items():
+            whole = gather(tensor.detach())
+            if self._is_first:
+                state[name] = whole.cpu()
+        failure = ""
         if self._is_first:
             try:
                 with self._snapshot.with_configuration():
                     network.save_pretrained(folder, state_dict=state)
             except OSError as error:
-                raise UnwritableFile(f"{folder} cannot be written: {error.strerror or error}.") from error
-        if dist.is_initialized():
-            dist.barrier()
+                failure = str(error.strerror or error)
+        if self._sum(bool(failure)):  # known to all ranks, none of which waits for another
+            raise UnwritableFile(f"{folder} cannot be written: {failure or 'the first rank failed'}.")
 
     def unapply(self) -> torch.nn.Module:
         """Return the user's network as it was before the plan, with the trained weights, on its own device.
@@ -220,7 +226,7 @@ class Trainable:
         Adapters that the plan added are removed: save them first.  All ranks must call it.
         """
         ready = self.ready
-        values = list(self._given.current())
+        values = self._given.current()
         self._snapshot.restore()
         self._given.give_back(values)
         self._ready = None
