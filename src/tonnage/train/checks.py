@@ -116,8 +116,6 @@ def check_dtypes(step: Step, network: nn.Module) -> None:
     for parameter in network.parameters():
         if parameter.is_floating_point() and not (is_adapted and parameter.requires_grad):
             counts[parameter.dtype] += parameter.numel()
-    if not counts:
-        raise UsageError(f"{type(network).__name__} has no weights to train.")
     most = counts.most_common(1)[0][0]
     if most != step.weights_dtype:
         raise UsageError(
@@ -133,6 +131,8 @@ def check_network(network: object) -> None:
         raise UsageError(
             f"model is a {type(network).__name__}; give the nn.Module itself, such as what from_pretrained returns."
         )
+    if not any(parameter.is_floating_point() for parameter in network.parameters()):
+        raise UsageError(f"{type(network).__name__} has no weights to train.")
     if any(parameter.is_meta for parameter in network.parameters()):
         raise UsageError(
             "The network is on the meta device and has no weights; load them, or initialise it, before apply."
