@@ -169,7 +169,7 @@ def wordless(given: TrainerConfig) -> tuple[str, ...]:
 
     If the file names an engine, the engine itself refuses them and nothing is returned.
     """
-    from tonnage.planner.search_space import AXES, FREE, ORDER
+    from tonnage.planner.search_space import AXES, FREE, LOSSES, ORDER
     from tonnage.plans import Plan
     from tonnage.timing.scores import SPARING
     from tonnage.trainers import targets
@@ -181,6 +181,7 @@ def wordless(given: TrainerConfig) -> tuple[str, ...]:
     pairs = [(name, value) for name, values in ORDER.items() for value in values]
     pairs += [
         *FREE.items(),
+        *(("loss", value) for value in LOSSES),
         *(("attention", value) for value in SPARING),
         *((name, 2) for name in AXES),
         ("checkpointing", "budget=1GiB"),

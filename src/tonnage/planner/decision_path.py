@@ -16,7 +16,7 @@ from tonnage.planner.trial_runner import TrialRunner
 from tonnage.plans import Plan
 
 STAGES: Final = (
-    FREE_OPTIONS,
+    (*FREE_OPTIONS, "loss"),
     ("precision",),
     ("shard",),
     (*AXES, "pp_schedule"),
@@ -79,7 +79,7 @@ def _order_options(plan: Plan, question: Question) -> tuple[tuple[str, ...], ...
 
 def _baseline(plan: Plan, question: Question) -> Plan:
     """Return a plan without any technique: a copy of everything on each GPU."""
-    plain = replace(with_free_choices(question), **{name: getattr(question.plan, name) for name in FREE_OPTIONS})
+    plain = replace(with_free_choices(question), **{name: getattr(question.plan, name) for name in (*FREE_OPTIONS, "loss")})
     is_single = question.cluster.gpus == 1
     shard = question.plan.shard if question.is_stated("shard") else "none" if is_single else "ddp"
     return replace(plain, shard=shard)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tonnage.estimates.estimate import Estimate
 from tonnage.planner.pricing import Priced
 from tonnage.planner.question import Question
-from tonnage.units import format_gib
+from tonnage.units import GIB, format_gib
+
+
+LEAST_FREE: Final = GIB
+"""Bytes of the card below which a plan that is hardly faster, or hardly simpler, loses to one with more room."""
 
 
 class Fitting(NamedTuple):

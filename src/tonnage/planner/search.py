@@ -21,7 +21,6 @@ from tonnage.planner.candidate_pool import LIKELY, CandidatePool
 from tonnage.planner.candidates import list_candidates
 from tonnage.planner.describe import describe
 from tonnage.planner.fit import Fitting, explain_host_limit, fits, fits_card, host_bytes, sort_by_time
-from tonnage.planner.logits import list_nearly_fitting
 from tonnage.planner.pricing import Priced, bound_candidate, price_in_order
 from tonnage.planner.probe import Need
 from tonnage.planner.question import Question
@@ -112,9 +111,6 @@ class Search:
             self._search_likely(order, count)
             if doubtful:
                 self._search_doubtful()
-            if not self.found and (plain_loss := list_nearly_fitting(self)):
-                self.pool.order = plain_loss
-                self._search_likely(plain_loss, count)
             if self.found:
                 del self.found[count:]
                 if count < top and not self._add_roomy(order):

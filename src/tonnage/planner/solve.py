@@ -17,12 +17,11 @@ from tonnage.planner.contradictions import find_ways_out
 from tonnage.planner.decision_path import trace_path
 from tonnage.planner.describe import describe
 from tonnage.planner.fit import Fitting
-from tonnage.planner.logits import use_plain_loss
 from tonnage.planner.nearest import explain_impossible, find_nearest, list_smallest
 from tonnage.planner.operation_seconds import add_seconds
 from tonnage.planner.pareto import find_frontier
 from tonnage.planner.pricing import price_all
-from tonnage.planner.prune import prune_rough, prune_useless
+from tonnage.planner.prune import take_back, take_back_free
 from tonnage.planner.question import Question
 from tonnage.planner.reasons import explain_choice
 from tonnage.planner.search import Search
@@ -93,7 +92,6 @@ def _search(
         if not plans.found:
             plans.try_smallest(list_smallest(question))
         add_budgets(plans, top)
-        use_plain_loss(plans)
     except (GhostUnavailable, UnreadableModel):
         raise
     except CannotEstimate as error:
@@ -105,7 +103,9 @@ def _search(
     stages: tuple[Stage, ...] = ()
     if explain:
         progress(EXPLAINING)
-        choices[0] = _explain_best(prune_rough(choices[0], question, runner), question, runner)
+        best = take_back(choices[0], question, runner)
+        others = _name_again(take_back_free(choices[1:], question, runner))
+        choices = [replace(best, reasons=explain_choice(best, question, runner)), *others]
         stages = trace_path(choices[0], question, runner)
     points: tuple[Point, ...] = ()
     if pareto:
@@ -156,11 +156,9 @@ def _explain_none(plans: Search, question: Question, document: dict[str, Any], e
     return Solution(status="too_large", question=document, refused=refused, nearest=nearest, looked_at=counts)
 
 
-def _explain_best(best: Choice, question: Question, runner: TrialRunner) -> Choice:
-    """Return the best plan with its reasons, without techniques that by these only cost memory."""
-    explained = replace(best, reasons=explain_choice(best, question, runner))
-    pruned = prune_useless(explained, question, runner)
-    return explained if pruned is explained else replace(pruned, reasons=explain_choice(pruned, question, runner))
+def _name_again(others: Sequence[Choice]) -> list[Choice]:
+    """Return the alternatives with the names of what they are now."""
+    return [replace(choice, name=describe(choice.candidate)) for choice in others]
 
 
 def _explain_undivided(question: Question) -> str:

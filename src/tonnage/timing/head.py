@@ -70,17 +70,21 @@ def head_operations(shape: Shape, part: Slice, loss: str = "plain") -> Passes:
 
 
 def _count_slices(shape: Shape, part: Slice, loss: str) -> int:
-    """Return how many slices a loss takes one after the other.
+    """Return how many slices a loss takes one after the other."""
+    if loss == "chunked" or loss in IN_SLICES:
+        return ceil(part.tokens / slice_tokens(loss, part.tokens, part.tp, shape.vocab, shape.hidden))
+    return 1 if loss == "plain" else 8
+
+
+def slice_tokens(loss: str, tokens: float, tp: int, vocab: int, hidden: int) -> float:
+    """Return the tokens of a slice of a loss in slices.
 
     torch and Liger cut micro-batches so that a slice has about as many logits as the micro-batch has hidden values,
-    rounded up to a power of two.
+    rounded up to a power of two; the others take CHUNK_TOKENS for each rank that shares the head.
     """
-    if loss in ("chunked", "fused-slices"):
-        return count_slices(part.tokens, part.tp)
-    if loss in ("torch", "liger", "liger-trainer"):
-        tokens = ceil(part.tokens / ceil(shape.vocab / shape.hidden))
-        return ceil(part.tokens / min(1 << (tokens - 1).bit_length(), part.tokens))
-    return 1 if loss == "plain" else 8
+    if loss not in ("torch", "liger", "liger-trainer"):
+        return min(tokens, CHUNK_TOKENS * tp)
+    return min(1 << (ceil(tokens / ceil(vocab / hidden)) - 1).bit_length(), tokens)
 
 
 def count_slices(tokens: int, tp: int) -> int:
