@@ -16,7 +16,7 @@ from rich.text import Text
 from tonnage.estimates.estimate import Estimate, Moment, PhasePeak
 from tonnage.report import wording
 from tonnage.report.advice import suggest
-from tonnage.report.canvas import BAD, GOOD, TIGHT, Canvas, drawn, text, title
+from tonnage.report.canvas import BAD, GOOD, TIGHT, Canvas, draw, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, PHASE_LETTERS
 from tonnage.units import format_gib, format_size
 
@@ -32,7 +32,7 @@ _RESERVED: Final = "#999999"
 def render(estimate: Estimate, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
     """Return the report with this width (at least 40, at most 200 columns) and a final newline."""
     canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
-    return drawn(_parts(estimate, canvas), canvas)
+    return draw(_parts(estimate, canvas), canvas)
 
 
 def _parts(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Table | Padding]:
