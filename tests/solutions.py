@@ -80,8 +80,9 @@ class FormulaRunner:
         self.probes += candidates
         return [need_of(self._answer(candidate, cluster)) for candidate in candidates]
 
-    def count_operations(self, candidate: Candidate, cluster: Cluster) -> None:
-        """Count nothing: no operations are run."""
+    def run_shown(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[None]:
+        """Run nothing: whole runs are shown."""
+        return [None] * len(candidates)
 
     @staticmethod
     def _answer(candidate: Candidate, cluster: Cluster) -> Estimate:

@@ -14,7 +14,7 @@ from tonnage.planner import trial_run, trial_runner
 from tonnage.planner.probe import Moment, Probe, extrapolate
 from tonnage.planner.solution import Candidate
 from tonnage.planner.solve import search
-from tonnage.planner.trial_run import STEPS, STEPS_EXPANDABLE, TrialRun, count_steps
+from tonnage.planner.trial_run import STEPS, TrialRun, count_steps
 from tonnage.plans import Plan
 from tonnage.shallow.depths import COMPILED, roomy, with_layers
 from tonnage.techniques import choices
@@ -25,9 +25,9 @@ from tonnage.trainers.cases import request
     ("plan", "job", "expected"),
     [
         ({}, {}, (1, STEPS - 1)),
-        ({"shard": "zero3", "tp": 2, "allocator": "expandable"}, {}, (1, STEPS_EXPANDABLE - 1)),
+        ({"shard": "zero3", "tp": 2, "allocator": "expandable"}, {}, (1, STEPS - 1)),
         ({"shard": "ddp"}, {}, (STEPS, 0)),
-        ({"shard": "zero1", "allocator": "expandable"}, {}, (STEPS_EXPANDABLE, 0)),
+        ({"shard": "zero1", "allocator": "expandable"}, {}, (STEPS, 0)),
         ({"checkpointing": "budget=2GiB"}, {}, (STEPS, 0)),
         ({"optimizer": "adamw-4bit"}, {}, (STEPS, 0)),
         ({"attention": "flex"}, {}, (STEPS, 0)),

@@ -16,8 +16,13 @@ from tonnage.timing.memory import STATE_BYTES, kept_bytes, logit_bytes, used_byt
 from tonnage.timing.shape import Shape
 from tonnage.timing.work import Work
 
-_LOGIT_BYTES: Final = 12
-"""Bytes for each logit of a chunk of the loss: in 16 bits, in fp32, as softmax, and their gradient in 16 bits."""
+_LOGIT_BYTES: Final = 14
+"""Bytes for each logit of a slice of the loss: in 16 bits, in fp32, as softmax, and their gradient in either."""
+
+_SUMMED_BYTES: Final = 3
+"""Bytes for each of the head's weights whose gradient is summed up slice by slice: between those of 16 bits and fp32.
+
+llama-3-8b, 2,048 tokens, zero2: chunked needs 1.24 GiB more than plain, fused 0.74 GiB more, liger 0.92 GiB less."""
 
 _LIGER_BYTES: Final = 4
 """The same for Liger's kernel, which writes the gradient over the logits."""
@@ -60,9 +65,9 @@ def _bytes_of_slices(shape: Shape, work: Work) -> float:
     tokens = slice_tokens(work.loss, work.tokens, work.axes.tp, shape.vocab, shape.hidden)
     each = _LIGER_BYTES if work.loss.startswith("liger") else _LOGIT_BYTES
     logits = tokens * shape.vocab / work.axes.tp * each
-    if work.loss not in IN_SLICES:
-        return logits
-    return logits + 2.0 * work.tokens * shape.hidden + (0 if work.lora_rank else 2.0 * shape.vocab * shape.hidden)
+    summed = 0.0 if work.lora_rank or tokens == work.tokens else _SUMMED_BYTES * shape.vocab * shape.hidden
+    hidden = 2.0 * work.tokens * shape.hidden if work.loss in IN_SLICES else 0.0
+    return logits + hidden + summed / work.axes.tp
 
 
 def _working_bytes(shape: Shape, work: Work) -> float:

@@ -48,7 +48,7 @@ LEAST_TOKENS: Final = 1024
 REPLICATED: Final = ("none", "ddp")
 """Values of `shard` if it may not be chosen: several ranks keep copies, or each would train its own network."""
 
-_INTERDEPENDENT: Final = ("shard", "accum_sync", "optimizer_offload", "param_offload")
+_INTERDEPENDENT: Final = ("shard", "accum_sync", "optimizer_in_backward", "optimizer_offload", "param_offload")
 """Options whose possible values depend on each other."""
 
 
@@ -184,6 +184,8 @@ def _is_sensible(question: Question, chosen: Mapping[str, Any], free: Set[str]) 
         return False
     if synced and shard not in SHARDING and "accum_sync" in free:
         return False  # whole gradients are kept anyway
+    if weights and chosen.get("optimizer_in_backward") and free & {"param_offload", "optimizer_in_backward"}:
+        return False  # gradients move to the host anyway
     if weights and states and free & {"param_offload", "optimizer_offload"}:
         return False  # the states move with the weights
     if chosen["pp"] > 1:  # torch's pipeline keeps whole layers, and gradients, until its last micro-batch
@@ -250,10 +252,11 @@ def _loss_values(question: Question, plain: Plan) -> dict[str, tuple[str, ...]]:
 
 
 def find_loss_refusal(question: Question, plan: Plan) -> Refusal | None:
-    """Return why an engine or a network refuses a plan's loss, whatever the rest of the plan; None if neither does."""
+    """Return why an engine or a network refuses a loss, whatever the rest of the plan; None if neither does."""
     from tonnage.trainers import engine_of
 
-    job, one_gpu = replace(question.job, global_batch_tokens=None), replace(question.cluster, gpus_per_node=1, nodes=1)
+    job = replace(question.job, global_batch_tokens=None)
+    one_gpu = replace(question.cluster, gpus_per_node=1, nodes=1)
     refusals = engine_of(plan).refusals(Case(job, plan, one_gpu))
     return next((refusal for refusal in refusals if refusal.technique.startswith("loss")), None)
 

@@ -79,7 +79,8 @@ def _order_options(plan: Plan, question: Question) -> tuple[tuple[str, ...], ...
 
 def _baseline(plan: Plan, question: Question) -> Plan:
     """Return a plan without any technique: a copy of everything on each GPU."""
-    plain = replace(with_free_choices(question), **{name: getattr(question.plan, name) for name in (*FREE_OPTIONS, "loss")})
+    first = {name: getattr(question.plan, name) for name in STAGES[0]}
+    plain = replace(with_free_choices(question), **first)
     is_single = question.cluster.gpus == 1
     shard = question.plan.shard if question.is_stated("shard") else "none" if is_single else "ddp"
     return replace(plain, shard=shard)

@@ -10,7 +10,6 @@ from tonnage.planner.pricing import Priced
 from tonnage.planner.question import Question
 from tonnage.units import GIB, format_gib
 
-
 LEAST_FREE: Final = GIB
 """Bytes of the card below which a plan that is hardly faster, or hardly simpler, loses to one with more room."""
 

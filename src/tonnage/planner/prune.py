@@ -42,8 +42,8 @@ def take_back(choice: Choice, question: Question, runner: TrialRunner) -> Choice
 
 
 def take_back_free(choices: Sequence[Choice], question: Question, runner: TrialRunner) -> list[Choice]:
-    """Return the plans without the free techniques that earn nothing, of plans that are not looked at more closely."""
-    return [_remove(choice, FREE_OPTIONS, question, runner) for choice in choices]
+    """Return alternatives without the free techniques that earn nothing; their others are not looked at."""
+    return [_remove(choice, (*FREE_OPTIONS, "loss"), question, runner) for choice in choices]
 
 
 def _remove(choice: Choice, names: Sequence[str], question: Question, runner: TrialRunner) -> Choice:
@@ -75,4 +75,4 @@ def _may_go(ablation: Ablation, choice: Choice, question: Question) -> bool:
 def _has_room(run: Estimate, choice: Choice) -> bool:
     """Return whether a run leaves LEAST_FREE of the card, or no less than the plan does."""
     most = run.cluster["capacity_bytes"] - LEAST_FREE
-    return run.peak.process_bytes <= max(most, choice.estimate.peak.process_bytes)
+    return bool(run.peak.process_bytes <= max(most, choice.estimate.peak.process_bytes))

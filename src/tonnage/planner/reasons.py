@@ -240,7 +240,9 @@ def _make_reason(measured: Measured, choice: Choice, question: Question) -> Reas
             shown = f"more than {format_gib(capacity)}"
         fits = measured.may_fit(question)
         is_tight = capacity - needed < LEAST_FREE
-        verdict = "which leaves too little free" if fits and is_tight else "which fits as well" if fits else "too much"
+        verdict = (
+            "which leaves too little free" if fits and is_tight else "which fits as well" if fits else "too much"
+        )
         why += f"; {instead} {shown}, {verdict}"
         if fits and not is_tight and costs is not None:
             nothing = NO_TIME * (choice.estimate.time["step_seconds"] or 0.0)

@@ -66,6 +66,8 @@ class Search:
     """Plans that fit, fastest first, no two of them alike."""
     pending: list[Priced] = field(default_factory=list)
     """Candidates whose probes seem to fit, to be run whole."""
+    near: list[Priced] = field(default_factory=list)
+    """Candidates that seem to fit the card, but not the card less its headroom."""
     refusals: Refusals = field(default_factory=Refusals)
     """Candidates that do not fit or cannot be run, with the reasons."""
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("priced", "below_bound", "ruled_out"), 0))
@@ -206,8 +208,10 @@ class Search:
                 continue
             pool.expectation.add_probe(priced, need.uncached_bytes)
             likely_bytes = need.uncached_bytes * pool.expectation.whole_to_probe(priced, 1 / EDGE)
+            if pool.capacity_bytes < need.uncached_bytes <= self.question.cluster.device.capacity_bytes:
+                self.near.append(priced)
             if need.uncached_bytes > pool.capacity_bytes:
-                self.refusals.add_too_large(priced, format_gib(need.process_bytes))
+                self.refusals.add_too_large(priced, self._describe_need(need.process_bytes))
             elif likely_bytes <= pool.capacity_bytes or pool.is_worthwhile(priced, self._list_rivals()):
                 self.pending.append(priced)
             else:
@@ -235,6 +239,8 @@ class Search:
                 continue
             peak = answer.peak.process_bytes
             self.pool.expectation.add_whole_run(priced, peak if answer.fits else max(peak, capacity))
+            if answer.fits and peak > capacity:
+                self.near.append(priced)
             if fits(answer, self.question):
                 fitting.append(Fitting(priced, answer))
                 self.progress(f"fits: {describe(priced.candidate)}")
@@ -242,10 +248,14 @@ class Search:
                 why = explain_host_limit(host_bytes(answer), self.question)
                 self.refusals.add(describe(priced.candidate), why)
             else:
-                self.refusals.add_too_large(
-                    priced, format_gib(peak) if answer.fits else f"more than {format_gib(capacity)}"
-                )
+                need = self._describe_need(peak) if answer.fits else f"more than {format_gib(capacity)}"
+                self.refusals.add_too_large(priced, need)
         return fitting
+
+    def _describe_need(self, needed_bytes: int) -> str:
+        """Return the bytes, and that they are more than the headroom leaves, if the card has them."""
+        is_near = needed_bytes <= self.question.cluster.device.capacity_bytes
+        return format_gib(needed_bytes) + (f" leaves less than {self.question.headroom:.3g} free" if is_near else "")
 
 
 def _is_faster(one: Priced, other: Priced) -> bool:

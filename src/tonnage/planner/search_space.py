@@ -1,8 +1,8 @@
 """The search space: which options `plan` may choose, and which values it may give them.
 
-`FREE` is always chosen, `LOSSES`, `ORDER` and `AXES` are searched, `CHANGES` and `BUDGET` are searched only where the user
-allows it (`--allow optimizer`, `--allow budget`).  The degrees of AXES, which depend on the network and the cluster,
-and the combinations of all these values are listed by `candidates.list_candidates`.
+`FREE` is always chosen, `LOSSES`, `ORDER` and `AXES` are searched, `CHANGES` and `BUDGET` are searched only where the
+user allows it (`--allow optimizer`, `--allow budget`).  The degrees of AXES, which depend on the network and the
+cluster, and the combinations of all these values are listed by `candidates.list_candidates`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 FREE: Final[Mapping[str, str]] = {"allocator": "expandable", "optimizer": "adamw-fused"}
-"""Values that need less memory, give the same result and take no time; chosen unless something forbids them, and taken
-back in the end where a plan fits without them (`prune.py`)."""
+"""Values that need less memory, give the same result and take no time; chosen unless something forbids them, and
+taken back in the end where a plan fits without them (`prune.py`)."""
 
 FREE_OPTIONS: Final = (*FREE, "attention")
 """`FREE` and the attention, whose best value depends on the network and the card (`candidates.free_choices`)."""
 
 LOSSES: Final = ("plain", "fused", "chunked", "liger", "torch")
-"""Ways to run the head and the loss.  Which needs least depends on the tokens at once: a slice is 1,024 tokens, or for
-liger and torch a part of the micro-batch, and leaves holes between the allocator's blocks."""
+"""Ways to run the head and the loss.  Which needs least depends on the tokens at once: a slice is 1,024 tokens, or
+for liger and torch a part of the micro-batch, and leaves holes between the allocator's blocks."""
 
 WHOLE_HEAD: Final = ("fused", "liger", "torch")
 """Losses that no ranks can share: neither the head (tp) nor the sequence (cp)."""

@@ -49,6 +49,8 @@ class Choice:
     """Memory as the ghost ran it, and the seconds of the time model."""
     reasons: tuple[Reason, ...] = ()
     """A reason for each technique that is not the default."""
+    note: str | None = None
+    """What is to be known of a plan that nearly fills the card."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of `plans` in the document of `plan --json`."""
@@ -57,6 +59,7 @@ class Choice:
             "plan": _plan_document(self.candidate),
             "estimate": self.estimate.to_json(),
             "reasons": [asdict(reason) for reason in self.reasons],
+            "note": self.note,
         }
 
 
@@ -157,7 +160,9 @@ class Solution:
     question: dict[str, Any]
     """Model, cluster, constraints and headroom of the question."""
     plans: tuple[Choice, ...] = ()
-    """The plans that fit, best first."""
+    """The plans that fit, best first; if only one inside the headroom does, that one."""
+    barely: Choice | None = None
+    """A faster plan that fits the card, but not the card less its headroom."""
     path: tuple[Stage, ...] = ()
     """The decision path, from the baseline to the best plan."""
     refused: tuple[Refused, ...] = ()
@@ -180,6 +185,7 @@ class Solution:
             "status": self.status,
             "question": self.question,
             "plans": [choice.to_json() for choice in self.plans],
+            "barely": None if self.barely is None else self.barely.to_json(),
             "path": [asdict(stage) for stage in self.path],
             "refused": [asdict(refused) for refused in self.refused],
             "frontier": [_with_plan(point) for point in self.frontier],

@@ -18,7 +18,6 @@ from tonnage.planner.decision_path import trace_path
 from tonnage.planner.describe import describe
 from tonnage.planner.fit import Fitting
 from tonnage.planner.nearest import explain_impossible, find_nearest, list_smallest
-from tonnage.planner.operation_seconds import add_seconds
 from tonnage.planner.pareto import find_frontier
 from tonnage.planner.pricing import price_all
 from tonnage.planner.prune import take_back, take_back_free
@@ -27,11 +26,12 @@ from tonnage.planner.reasons import explain_choice
 from tonnage.planner.search import Search
 from tonnage.planner.solution import Choice, Point, Refused, Solution, Stage
 from tonnage.planner.suggestions import suggest_options
+from tonnage.planner.tight import find_barely_fitting, prefer_room
 from tonnage.planner.trial_runner import TrialRunner
 from tonnage.planner.unpriced import explain_unpriced
 from tonnage.trace.gc_paused import gc_paused
 from tonnage.trainers import engine_of
-from tonnage.units import pluralise
+from tonnage.units import format_gib, pluralise
 
 Progress = Callable[[str], None]
 
@@ -92,20 +92,26 @@ def _search(
         if not plans.found:
             plans.try_smallest(list_smallest(question))
         add_budgets(plans, top)
+        has_moved = prefer_room(plans)
+        barely = find_barely_fitting(plans)
     except (GhostUnavailable, UnreadableModel):
         raise
     except CannotEstimate as error:
         return Solution(status="unknown", question=document, refused=(Refused(what="time", why=str(error)),))
-    if not plans.found:
+    if not plans.found and barely is None:
         return _explain_none(plans, question, document, explain)
-    choices = add_seconds(_name_choices(plans.found), runner, question, progress)
+    choices = _name_choices(plans.found)
+    tight = None if barely is None else _name_choices([barely])[0]
+    if tight is not None and not choices:
+        choices, tight, question = [tight], None, replace(question, headroom=0.0)
     counts = {**plans.counts, "run": runner.run_count}
     stages: tuple[Stage, ...] = ()
     if explain:
         progress(EXPLAINING)
-        best = take_back(choices[0], question, runner)
-        others = _name_again(take_back_free(choices[1:], question, runner))
-        choices = [replace(best, reasons=explain_choice(best, question, runner)), *others]
+        choices = [take_back(choices[0], question, runner), *take_back_free(choices[1:], question, runner)]
+    choices, tight = _show(choices, tight, document["headroom"], question, runner, has_moved=has_moved)
+    if explain:
+        choices[0] = replace(choices[0], reasons=explain_choice(choices[0], question, runner))
         stages = trace_path(choices[0], question, runner)
     points: tuple[Point, ...] = ()
     if pareto:
@@ -117,6 +123,7 @@ def _search(
         question=document,
         unpriced=explain_unpriced(choices[0].candidate, question.cluster),
         plans=tuple(choices),
+        barely=tight,
         path=stages,
         refused=_summarize_refusals(plans),
         frontier=points,
@@ -156,9 +163,65 @@ def _explain_none(plans: Search, question: Question, document: dict[str, Any], e
     return Solution(status="too_large", question=document, refused=refused, nearest=nearest, looked_at=counts)
 
 
-def _name_again(others: Sequence[Choice]) -> list[Choice]:
-    """Return the alternatives with the names of what they are now."""
-    return [replace(choice, name=describe(choice.candidate)) for choice in others]
+def _show(
+    choices: Sequence[Choice],
+    barely: Choice | None,
+    headroom: float,
+    question: Question,
+    runner: TrialRunner,
+    *,
+    has_moved: bool,
+) -> tuple[list[Choice], Choice | None]:
+    """Return the plans with the estimates that `tonnage estimate` gives of them, and with their names and notes.
+
+    The order is that of their seconds, if one of them was priced only now; `has_moved`: the first is one with room.
+    """
+    every = [*choices, *([] if barely is None else [barely])]
+    runs = runner.run_shown([choice.candidate for choice in every], question.cluster)
+    every = [
+        choice if run is None else replace(choice, estimate=run) for choice, run in zip(every, runs, strict=True)
+    ]
+    choices, barely = every[: len(choices)], every[len(choices)] if barely is not None else None
+    if not has_moved and all(choice.estimate.time["step_seconds"] for choice in choices):
+        choices = sorted(choices, key=lambda choice: choice.estimate.time["step_seconds"])
+    best, *others = _drop_equal(choices)
+    others = [replace(choice, name=describe(choice.candidate)) for choice in others]
+    if has_moved:
+        others[0] = replace(others[0], note=_describe_tight(others[0], best))
+    if best.estimate.peak.process_bytes > best.estimate.cluster["capacity_bytes"] * (1 - headroom):
+        best = replace(best, note=_describe_barely(best, None, headroom))
+    if barely is not None:
+        note = _describe_barely(barely, best, headroom)
+        barely = replace(barely, name=describe(barely.candidate), note=note)
+    return [replace(best, name="best"), *others], barely
+
+
+def _drop_equal(choices: Sequence[Choice]) -> list[Choice]:
+    """Return the plans that differ: without superfluous techniques two of them may be one."""
+    return [choice for place, choice in enumerate(choices) if not _is_among(choice, choices[:place])]
+
+
+def _is_among(choice: Choice, others: Sequence[Choice]) -> bool:
+    return any(choice.candidate == other.candidate for other in others)
+
+
+def _describe_tight(faster: Choice, best: Choice) -> str:
+    """Return why a faster plan comes second."""
+    seconds, others = (choice.estimate.time["step_seconds"] for choice in (faster, best))
+    free = format_gib(faster.estimate.cluster["capacity_bytes"] - faster.estimate.peak.process_bytes)
+    gain = f"{1 - seconds / others:.1%} faster" if seconds and others else "not slower"
+    return f"{gain} than the first, and leaves only {free} free"
+
+
+def _describe_barely(choice: Choice, best: Choice | None, headroom: float) -> str:
+    """Return that a plan fits only inside the headroom, and how much slower the best plan outside it is."""
+    peak, capacity = choice.estimate.peak.process_bytes, choice.estimate.cluster["capacity_bytes"]
+    note = f"fits barely: {format_gib(capacity - peak)} free is less than the headroom of {headroom:.3g} of the card"
+    note += f"; --headroom {int((1 - peak / capacity) * 1000) / 1000:g} plans with it"
+    seconds = choice.estimate.time["step_seconds"]
+    if best is not None and seconds and (others := best.estimate.time["step_seconds"]):
+        note += f"; the headroom costs {others - seconds:.3g} s a step, {others / seconds:.2f} times as long"
+    return note
 
 
 def _explain_undivided(question: Question) -> str:

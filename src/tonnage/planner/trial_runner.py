@@ -23,15 +23,15 @@ from tonnage.planner.probe import Need, Probe, extrapolate, need_of
 from tonnage.planner.scheduler import Scheduler
 from tonnage.planner.solution import Candidate
 from tonnage.planner.trial_run import (
+    ShownRun,
     TrialRun,
+    is_quick,
     list_probes,
-    operation_count_of,
     probe_of,
     run_of_fullest_rank,
     runs_of_other_ranks,
 )
 from tonnage.shallow.depths import choose_depths, layers_of
-from tonnage.trace.operations import StepOperations
 
 if TYPE_CHECKING:
     from tonnage.workers.worker import Worker
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Failure: TypeAlias = UsageError | CannotEstimate
 """Why a candidate could not be run."""
 
-Answer: TypeAlias = Estimate | Probe | StepOperations | Failure
+Answer: TypeAlias = Estimate | Probe | Failure
 """The answer of one trial run."""
 
 
@@ -56,7 +56,7 @@ class TrialRunner:
         self._worker_count = count or max(1, min(4, os.cpu_count() or 1))
         self._idle: SimpleQueue[Worker | None] = SimpleQueue()
         self._workers: list[Worker] = []
-        self._scheduler: Scheduler[TrialRun, Answer] = Scheduler(self._worker_count, self._execute)
+        self._scheduler: Scheduler[TrialRun | ShownRun, Answer] = Scheduler(self._worker_count, self._execute)
         self._has_ended = False
         for _ in range(self._worker_count):
             self._idle.put(None)
@@ -116,12 +116,19 @@ class TrialRunner:
             answers = [self._scheduler.submit(whole_network).result()]
         return _need_from_probes(candidate, _check_readable(answers))
 
-    def count_operations(self, candidate: Candidate, cluster: Cluster) -> StepOperations | None:
-        """Return the operations of a step on the likely fullest rank; None if they could not be counted."""
-        answer = self._scheduler.submit(operation_count_of(candidate, cluster)).result()
-        return answer if isinstance(answer, StepOperations) else None
+    def run_shown(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Estimate | None]:
+        """Run each candidate as `tonnage estimate` runs it, so that a saved plan gives the same answer.
 
-    def _execute(self, run: TrialRun) -> Answer:
+        None for one that takes too long, of which whole runs leave out micro-batches, or that fails now.
+        """
+        futures = [
+            self._scheduler.submit(ShownRun(candidate, cluster)) if is_quick(candidate, cluster) else None
+            for candidate in candidates
+        ]
+        answers = [None if future is None else future.result() for future in futures]
+        return [answer if isinstance(answer, Estimate) else None for answer in answers]
+
+    def _execute(self, run: TrialRun | ShownRun) -> Answer:
         worker = self._idle.get()
         try:
             if self._has_ended:

@@ -152,11 +152,14 @@ def _plans(solution: Solution, canvas: Canvas) -> Iterator[Part]:
             header=Text(heading, style="dim"), justify=justify, no_wrap=heading != "plan", overflow="fold"
         )
     rows.show_header = True
-    for number, choice in enumerate(solution.plans, 1):
+    shown_plans = [(str(number), choice) for number, choice in enumerate(solution.plans, 1)]
+    if solution.barely is not None:
+        shown_plans.append(("-", solution.barely))
+    for number, choice in shown_plans:
         time, peak = choice.estimate.time, choice.estimate.peak.process_bytes
         cells = (
-            str(number),
-            text(describe(choice.candidate, beside=solution.plans[0].candidate), "bold" if number == 1 else ""),
+            number,
+            text(describe(choice.candidate, beside=solution.plans[0].candidate), "bold" if number == "1" else ""),
             *rates(time)[:3],
             format_gib(peak),
             format_gib(max(solution.question["capacity_bytes"] - peak, 0)),
@@ -164,6 +167,9 @@ def _plans(solution: Solution, canvas: Canvas) -> Iterator[Part]:
         )
         rows.add_row(*(cells[index] for index in shown))
     yield Padding(rows, (0, 0, 0, 2))
+    for number, choice in shown_plans:
+        if choice.note is not None:
+            yield Padding(text(f"{number}  {choice.note}"), (0, 0, 0, 2))
 
 
 def rates(time: dict[str, Any]) -> tuple[str, str, str, str]:

@@ -42,7 +42,7 @@ def _parts(solution: Solution, title: str) -> Iterator[str]:
         yield _path(solution.path, solution.question["capacity_bytes"])
     if solution.plans:
         yield "<h3>Plans that fit, each run on the ghost</h3>"
-        yield _plans(solution.plans)
+        yield from _plans(solution)
         yield from _reasons(solution.plans[0])
     if solution.nearest is not None and solution.nearest.remedies:
         yield "<h3>What would make it fit</h3>"
@@ -103,14 +103,18 @@ def _answer(solution: Solution) -> Iterator[str]:
         yield f'<p class="answer full">{text(why_not(solution))}</p>'
 
 
-def _plans(plans: tuple[Choice, ...]) -> str:
-    rows = []
-    for choice in plans:
+def _plans(solution: Solution) -> Iterator[str]:
+    rows, plans = [], solution.plans
+    shown = [*plans, *([] if solution.barely is None else [solution.barely])]
+    for choice in shown:
         *speed, bound = rates(choice.estimate.time)
         peak = format_gib(choice.estimate.peak.process_bytes)
         words = describe(choice.candidate, beside=plans[0].candidate)
         rows.append((text(words), *speed, peak, text(bound)))
-    return table(("plan", "step", "tokens/s a GPU", "MFU", "peak", "bound by"), rows, numbers=(1, 2, 3, 4))
+    yield table(("plan", "step", "tokens/s a GPU", "MFU", "peak", "bound by"), rows, numbers=(1, 2, 3, 4))
+    for choice in shown:
+        if choice.note is not None:
+            yield f"<p>{text(f'{describe(choice.candidate)}: {choice.note}')}</p>"
 
 
 def _reasons(choice: Choice) -> Iterator[str]:
