@@ -172,7 +172,7 @@ def test_smallest_candidates_are_run_before_nothing_fits():
 
 
 def test_missing_bytes_are_those_of_a_whole_run():
-    found = search(with_memory(1.002), Small(), top=1, explain=False)
+    found = search(with_memory(1.05), Small(), top=1, explain=False)
     assert found.status == "too_large"
     assert found.nearest.missing_bytes > 0
 

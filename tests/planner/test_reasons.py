@@ -15,7 +15,9 @@ class OptimisticProbes(FormulaRunner):
 
     def probe(self, candidates, cluster):
         return [
-            replace(one, process_bytes=one.process_bytes // 40, uncached_bytes=one.uncached_bytes // 40, whole=False)
+            replace(
+                one, process_bytes=one.process_bytes // 400, uncached_bytes=one.uncached_bytes // 400, whole=False
+            )
             for one in super().probe(candidates, cluster)
         ]
 

@@ -180,7 +180,8 @@ class Search:
 
     def _is_superfluous(self, priced: Priced) -> bool:
         """Return whether a plan like it is at least as fast, and fits or seems to fit."""
-        return any(is_alike(priced, rival) and not _is_faster(priced, rival) for rival in self._list_rivals())
+        alike = (rival for rival in self._list_rivals() if is_alike(priced.candidate, rival.candidate))
+        return any(not _is_faster(priced, rival) for rival in alike)
 
     def _list_rivals(self) -> list[Priced]:
         """Return the plans found and those that seem to fit."""
@@ -223,7 +224,7 @@ class Search:
         self.found = [
             fitting
             for place, fitting in enumerate(ordered)
-            if not any(is_alike(fitting.priced, faster.priced) for faster in ordered[:place])
+            if not any(is_alike(fitting.priced.candidate, faster.priced.candidate) for faster in ordered[:place])
         ]
 
     def _run_whole(self) -> list[Fitting]:

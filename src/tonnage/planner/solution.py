@@ -109,18 +109,22 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """An option that the search may not choose unasked and that would make the best plan faster."""
+    """What the search may not choose unasked, and what would be faster with it."""
 
     what: str
     """The option to give: `--compile layers`."""
     why: str
-    """Its effect, and the reason why it is not chosen unasked."""
+    """Its effect, the plan with it, or what is missing."""
     step_seconds: float
-    """Seconds of a step of the best plan with it, by the time model; it was not run."""
+    """Seconds of a step with it, by the time model."""
     low_seconds: float
     """Lower end of the interval of these seconds."""
     high_seconds: float
     """Upper end of the interval."""
+    process_bytes: int | None = None
+    """Peak of the process on the ghost; None: priced, not run."""
+    changes_mathematics: bool = False
+    """True if it trains another way."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from tonnage.cluster import CPU
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, UsageError
 from tonnage.estimates.assumptions import describe_quantized_checkpoint
 from tonnage.estimates.step_time import as_time
+from tonnage.planner.alternatives import is_alike
 from tonnage.planner.budget_fit import add_budgets
 from tonnage.planner.candidates import check_precision, list_candidates
 from tonnage.planner.contradictions import find_ways_out
@@ -127,7 +128,7 @@ def _search(
         path=stages,
         refused=_summarize_refusals(plans),
         frontier=points,
-        offers=suggest_options(choices[0], question) if explain else (),
+        offers=suggest_options(choices[0], question, runner) if explain else (),
         looked_at={**counts, "run": runner.run_count},
     )
 
@@ -184,7 +185,7 @@ def _show(
     choices, barely = every[: len(choices)], every[len(choices)] if barely is not None else None
     if not has_moved and all(choice.estimate.time["step_seconds"] for choice in choices):
         choices = sorted(choices, key=lambda choice: choice.estimate.time["step_seconds"])
-    best, *others = _drop_equal(choices)
+    best, *others = _drop_alike(choices, kept=2 if has_moved else 1)
     others = [replace(choice, name=describe(choice.candidate)) for choice in others]
     if has_moved:
         others[0] = replace(others[0], note=_describe_tight(others[0], best))
@@ -196,13 +197,18 @@ def _show(
     return [replace(best, name="best"), *others], barely
 
 
-def _drop_equal(choices: Sequence[Choice]) -> list[Choice]:
-    """Return the plans that differ: without superfluous techniques two of them may be one."""
-    return [choice for place, choice in enumerate(choices) if not _is_among(choice, choices[:place])]
+def _drop_alike(choices: Sequence[Choice], *, kept: int) -> list[Choice]:
+    """Return the first plans, and the others that differ: without superfluous techniques some may be alike.
+
+    One that is alike and needs less memory stays: it may be there for its room.
+    """
+    new = [choice for place, choice in enumerate(choices) if place >= kept and not _is_alike(choice, choices[:place])]
+    return [*choices[:kept], *new]
 
 
-def _is_among(choice: Choice, others: Sequence[Choice]) -> bool:
-    return any(choice.candidate == other.candidate for other in others)
+def _is_alike(choice: Choice, others: Sequence[Choice]) -> bool:
+    alike = [other for other in others if is_alike(choice.candidate, other.candidate)]
+    return any(other.estimate.peak.process_bytes <= choice.estimate.peak.process_bytes for other in alike)
 
 
 def _describe_tight(faster: Choice, best: Choice) -> str:

@@ -102,7 +102,7 @@ class ShownRun:
 
 
 QUICK: Final = 300
-"""Layers of all micro-batches and ranks up to which a plan is run as `tonnage estimate` runs it, in a second or so."""
+"""Layers of all micro-batches and ranks up to which a plan is run as `tonnage estimate` runs it: about a second."""
 
 
 def is_quick(candidate: Candidate, cluster: Cluster) -> bool:

@@ -11,7 +11,7 @@ from rich.text import Text
 from tonnage.options import spell_option
 from tonnage.planner.describe import describe
 from tonnage.planner.search_space import OFFLOADS
-from tonnage.planner.solution import Choice, Nearest, Point, Remedy, Solution, Stage
+from tonnage.planner.solution import Choice, Nearest, Offer, Point, Remedy, Solution, Stage
 from tonnage.planner.trial_run import count_micro_batches
 from tonnage.planner.unpriced import RANKED
 from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, Canvas, Part, draw, text, title
@@ -328,14 +328,20 @@ def _remedy(remedy: Remedy) -> tuple[Text, str, str, str]:
 def _offers(solution: Solution, canvas: Canvas) -> Iterator[Part]:
     if not solution.offers:
         return
-    yield title("Faster if you say so", text("priced, not run", "dim"), canvas)
+    yield title("Faster if you say so", text("* changes what is trained", "dim"), canvas)
     rows = Table.grid(padding=(0, 2))
-    rows.add_column(no_wrap=True)
-    rows.add_column(no_wrap=True)
+    for _ in range(3):
+        rows.add_column(no_wrap=True)
     rows.add_column()
     for offer in solution.offers:
-        rows.add_row(text(offer.what, "bold"), f"{seconds(offer.step_seconds)} a step", text(offer.why, "dim"))
+        words = text(offer.what + " *" * offer.changes_mathematics, "bold")
+        rows.add_row(words, f"{seconds(offer.step_seconds)} a step", offered_peak(offer), text(offer.why, "dim"))
     yield Padding(rows, (0, 0, 0, 2))
+
+
+def offered_peak(offer: Offer) -> str:
+    """Return the peak with what is offered."""
+    return "priced, not run" if offer.process_bytes is None else format_gib(offer.process_bytes)
 
 
 def _refused(solution: Solution) -> Iterator[Part]:

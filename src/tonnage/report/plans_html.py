@@ -67,8 +67,8 @@ def _parts(solution: Solution, title: str) -> Iterator[str]:
             numbers=(0, 1, 2),
         )
     if solution.offers:
-        yield "<h3>Faster if you say so: priced, not run</h3>"
-        offered = [(text(one.what), seconds(one.step_seconds), text(one.why)) for one in solution.offers]
+        yield "<h3>Faster if you say so</h3>"
+        offered = [(text(one.what), seconds(one.step_seconds), offered_peak(one), text(one.why)) for one in solution.offers]
         yield table(("say", "step", "why"), offered, numbers=(1,))
     if solution.refused:
         yield "<h3>Refused</h3>"
