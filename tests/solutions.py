@@ -55,6 +55,7 @@ class FormulaRunner:
     """Stands in for a TrialRunner."""
 
     worker_count = 2
+    is_late = False
 
     def __init__(self) -> None:
         self.whole_runs: list[Candidate] = []
@@ -75,6 +76,9 @@ class FormulaRunner:
 
     def find_estimate(self, candidate: Candidate, cluster: Cluster) -> Estimate | None:
         return self._answer(candidate, cluster) if candidate in self.whole_runs else None
+
+    def find_failure(self, candidate: Candidate, cluster: Cluster) -> None:
+        """Return nothing: no whole run fails."""
 
     def probe(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need]:
         self.probes += candidates

@@ -27,7 +27,7 @@ _MOST_ROUNDS: Final = 3
 
 def take_back(choice: Choice, question: Question, runner: TrialRunner) -> Choice:
     """Return the plan without the techniques that earn nothing."""
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(0 if runner.is_late else _MOST_ROUNDS):
         measured = measure_ablations(choice, question, runner)
         superfluous = [
             one.ablation.name

@@ -128,6 +128,7 @@ def measure_ablations(choice: Choice, question: Question, runner: TrialRunner) -
     measured = []
     for ablation in ablations:
         need = _need_of_run(next(runs)) if ablation.repeats_requests else next(needs)
+        need = runner.find_failure(ablation.candidate, cluster) or need
         saved, run = None, runner.find_estimate(ablation.candidate, cluster)
         if run is not None and run.fits:  # more exact than a probe
             need = need_of(run)

@@ -27,7 +27,7 @@ from tonnage.planner.question import Question
 from tonnage.planner.refusals import Refusals
 from tonnage.planner.rough import decide_rough
 from tonnage.planner.solution import Candidate
-from tonnage.planner.trial_runner import TrialRunner
+from tonnage.planner.trial_runner import MOST_SECONDS, TrialRunner
 from tonnage.shallow.depths import choose_depths
 from tonnage.units import format_gib, pluralise
 
@@ -102,6 +102,8 @@ class Search:
     def _search_places(self, top: int, doubtful: bool) -> None:
         """Search where plans may keep data, one place after the other, until there are plans that fit."""
         for place in self.question.places:
+            if self.refusals.only_failures and not self.counts["below_bound"]:
+                return  # none lacked memory, which is all that another place would give
             candidates = list(list_candidates(self.question, **place))
             if candidates:
                 self.runner.warm_up()
@@ -129,12 +131,22 @@ class Search:
             if self.found:
                 return
 
+    def _may_go_on(self) -> bool:
+        """Return whether further candidates may be run; if not, the answer says so."""
+        tried = len(self.pool.tried)
+        if tried < MOST_RUNS and not self.runner.is_late:
+            return True
+        limit = f"{MOST_SECONDS} s" if self.runner.is_late else pluralise(tried, "candidate")
+        left = len(self.pool.order) - tried
+        self.refusals.add("the search", f"ended after {limit}; {pluralise(left, 'combination')} were not run")
+        return False
+
     def _search_likely(self, order: list[Priced], count: int) -> None:
         """Run candidates that are likely to fit, fastest first, until `count` alternatives do."""
         pool = self.pool
-        while len(self.found) < count and len(pool.tried) < MOST_RUNS:
+        while len(self.found) < count and self._may_go_on():
             likely = (one for one in self.list_promising(order) if pool.expected_part(one) <= LIKELY)
-            while len(self.found) + len(self.pending) < count and len(pool.tried) < MOST_RUNS:
+            while len(self.found) + len(self.pending) < count and self._may_go_on():
                 batch = self._take_batch(likely)
                 if not batch:
                     break
@@ -146,6 +158,8 @@ class Search:
     def _search_doubtful(self) -> None:
         """Run some candidates that are unlikely to fit but would beat the plans found, nearest to the card first."""
         for _ in range(MOST_DOUBTFUL):
+            if self.runner.is_late:
+                return
             doubtful = self.pool.list_doubtful([fitting.priced for fitting in self.found])
             batch = self._take_batch(self.list_promising(doubtful))
             if not batch:

@@ -66,7 +66,7 @@ def suggest_options(best: Choice, question: Question, runner: TrialRunner) -> tu
         return ()
     limit = (1 - _WORTH) * seconds
     offers = [*_list_compiled(best.candidate, question)]
-    for change in _list_changes(best, question):
+    for change in _list_changes(best, question) if not runner.is_late else ():
         offers += _find_offers(change, best, limit, runner)
     return tuple(sorted((one for one in offers if one.step_seconds < limit), key=lambda one: one.step_seconds)[:MOST])
 

@@ -26,6 +26,8 @@ _MOST_RUNS: Final = 3
 
 def find_barely_fitting(search: Search) -> Fitting | None:
     """Return the fastest known plan that fits only inside the headroom, if it is worth it; else None."""
+    if search.runner.is_late:
+        return None
     capacity, known = search.question.cluster.device.capacity_bytes, set(search.near)
     limit = (1 - FASTER) * search.found[0].priced.seconds_per_token if search.found else inf
     untried = (one for one in search.pool.order if one not in search.pool.tried and search.pool.is_possible(one))

@@ -8,12 +8,13 @@ with TrialRunner(progress) as runner:
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, TonnageError, UnreadableModel, UsageError
@@ -36,6 +37,9 @@ from tonnage.shallow.depths import choose_depths, layers_of
 if TYPE_CHECKING:
     from tonnage.workers.worker import Worker
 
+MOST_SECONDS: Final = 120
+"""Seconds after which a search ends with what it has found, and explains only what is known already."""
+
 Failure: TypeAlias = UsageError | CannotEstimate
 """Why a candidate could not be run."""
 
@@ -52,6 +56,7 @@ class TrialRunner:
 
     def __init__(self, progress: Callable[[str], None], count: int | None = None, torch: str | None = None) -> None:
         any_libraries()
+        self._begun = time.monotonic()
         self._progress, self._torch = progress, torch
         self._worker_count = count or max(1, min(4, os.cpu_count() or 1))
         self._idle: SimpleQueue[Worker | None] = SimpleQueue()
@@ -65,6 +70,11 @@ class TrialRunner:
     def run_count(self) -> int:
         """Return how many ranks of candidates were run, or taken from the cache of traces."""
         return self._scheduler.task_count
+
+    @property
+    def is_late(self) -> bool:
+        """Return whether it has existed for MOST_SECONDS, after which only what is needed for an answer is run."""
+        return time.monotonic() - self._begun > MOST_SECONDS
 
     @property
     def worker_count(self) -> int:
@@ -101,6 +111,12 @@ class TrialRunner:
         others = map(self._scheduler.find, runs_of_other_ranks(candidate, cluster))
         answer = _pick_worst_rank([first.result(), *(other.result() for other in others if other is not None)])
         return answer if isinstance(answer, Estimate) else None
+
+    def find_failure(self, candidate: Candidate, cluster: Cluster) -> Failure | None:
+        """Return why an earlier whole run of the fullest rank failed; None if it did not, or there was none."""
+        first = self._scheduler.find(run_of_fullest_rank(candidate, cluster))
+        answer = None if first is None else first.result()
+        return answer if isinstance(answer, UsageError | CannotEstimate) else None
 
     def probe(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need | Failure]:
         """Return what each candidate needs on a card where everything fits; deep networks by two shallow runs."""

@@ -68,8 +68,10 @@ def _parts(solution: Solution, title: str) -> Iterator[str]:
         )
     if solution.offers:
         yield "<h3>Faster if you say so</h3>"
-        offered = [(text(one.what), seconds(one.step_seconds), offered_peak(one), text(one.why)) for one in solution.offers]
-        yield table(("say", "step", "why"), offered, numbers=(1,))
+        offered = [
+            (text(one.what), seconds(one.step_seconds), offered_peak(one), text(one.why)) for one in solution.offers
+        ]
+        yield table(("say", "step", "peak", "why"), offered, numbers=(1,))
     if solution.refused:
         yield "<h3>Refused</h3>"
         rows_of = [(text(one.what), f'<span class="quiet">{text(one.why)}</span>') for one in solution.refused]
