@@ -21,6 +21,7 @@ class BudgetRunner:
     """Stands in for a TrialRunner: plans need their activations and `ELSE`; with a budget, `reserve` too."""
 
     worker_count = 2
+    is_late = False
 
     def __init__(self, slope=1.0, reserve=0):
         self.slope, self.reserve, self.tried = slope, reserve, []

@@ -206,9 +206,7 @@ def test_cards_below_the_bound_are_not_probed(monkeypatch):
         return probed(self, candidates, cluster)
 
     monkeypatch.setattr(FormulaRunner, "probe", probe)
-    smallest = find_limit(
-        "min-gpu", question(gpu="t4", model="llama-3.1-8b", method="lora", without=("loss",)), top=1
-    )
+    smallest = find_limit("min-gpu", question(gpu="t4", model="llama-3.1-8b", method="lora"), top=1)
     assert smallest.status == "found"
     assert asked
     assert "t4" not in asked

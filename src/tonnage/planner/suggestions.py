@@ -62,7 +62,7 @@ class _Change(NamedTuple):
 def suggest_options(best: Choice, question: Question, runner: TrialRunner) -> tuple[Offer, ...]:
     """Return what would save most of the best plan's seconds, if it saves enough."""
     seconds = best.estimate.time.get("step_seconds")
-    if seconds is None:
+    if seconds is None or question.only:
         return ()
     limit = (1 - _WORTH) * seconds
     offers = [*_list_compiled(best.candidate, question)]

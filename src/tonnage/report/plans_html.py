@@ -13,6 +13,7 @@ from tonnage.report.plans import (
     describe_need,
     describe_point,
     facts,
+    offered_peak,
     on_host,
     order,
     rates,
