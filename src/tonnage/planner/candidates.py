@@ -32,7 +32,7 @@ from tonnage.planner.search_space import (
     WHOLE_HEAD,
 )
 from tonnage.planner.solution import Candidate
-from tonnage.plans import Plan
+from tonnage.plans import Plan, Precision
 from tonnage.shallow.depths import layers_of
 from tonnage.techniques.technique import Refusal
 from tonnage.timing.kinds import read_shape
@@ -63,7 +63,7 @@ def list_candidates(
     """
     batch, keeps_sync = question.sequences, question.is_stated("accum_sync")
     for method in question.methods or (question.job.method,):
-        base = replace(question.job, method=method, global_batch_tokens=None)
+        base = replace(question.job.with_method(method), global_batch_tokens=None)
         jobs: dict[tuple[int, int], Job] = {}  # few differ, and making one checks it
         batches: dict[int, list[tuple[int, int]]] = {}  # by the number of data-parallel ranks
         layers = layers_of(base) if _may_interleave(question) else 0
@@ -242,13 +242,9 @@ def _loss_values(question: Question, plain: Plan) -> dict[str, tuple[str, ...]]:
     """Return the losses that the engine and the network accept, and for which nothing has to be installed."""
     if not question.is_open("loss"):
         return {}
-    return {
-        "loss": tuple(
-            loss
-            for loss in question.keep_supported("loss", LOSSES)
-            if question.is_allowed("loss", loss) and find_loss_refusal(question, replace(plain, loss=loss)) is None
-        )
-    }
+    supported = (loss for loss in question.keep_supported("loss", LOSSES) if question.is_allowed("loss", loss))
+    plans = {loss: replace_checked(plain, {"loss": loss}) for loss in supported}
+    return {"loss": tuple(loss for loss, plan in plans.items() if find_loss_refusal(question, plan) is None)}
 
 
 def find_loss_refusal(question: Question, plan: Plan) -> Refusal | None:
@@ -306,6 +302,6 @@ def check_precision(question: Question) -> None:
         raise UsageError(f"{lacking}; choose --precision fp16-mixed, or leave it out.")
 
 
-def default_precision(cluster: Cluster) -> str:
+def default_precision(cluster: Cluster) -> Precision:
     """Return bf16-mixed, or fp16-mixed with a scaled loss for cards before compute capability 8.0."""
     return "fp16-mixed" if cluster.device.without_bf16 else "bf16-mixed"

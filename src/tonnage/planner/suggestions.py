@@ -15,7 +15,7 @@ from tonnage.case import Case
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.estimates.estimate import Estimate
 from tonnage.estimates.step_time import price
-from tonnage.options import spell_option
+from tonnage.options import replace_checked, spell_option
 from tonnage.planner.candidates import find_loss_refusal, find_refusal, list_candidates
 from tonnage.planner.describe import describe
 from tonnage.planner.fit import fits
@@ -82,10 +82,10 @@ def _list_changes(best: Choice, question: Question) -> Iterator[_Change]:
             yield _Change(name, replace(question, allow=(*question.allow, name)))
     order = ("full", "lora", "qlora")
     for method in order[order.index(question.job.method) + 1 :] if not question.methods else ():
-        yield _Change("method", replace(question, job=replace(question.job, method=method)))
+        yield _Change("method", replace(question, job=question.job.with_method(method)))
     if question.is_open("loss"):
         for loss in question.keep_supported("loss", LOSSES):
-            plan = replace(question.plan, loss=loss)
+            plan = replace_checked(question.plan, {"loss": loss})
             refusal = find_loss_refusal(question, replace(plan, shard="none"))
             if refusal is not None and refusal.instead.startswith(_INSTALL):
                 yield _Change("loss", replace(question, plan=plan, stated=(*question.stated, "loss")))
@@ -144,7 +144,7 @@ def _offer(change: _Change, priced: Priced, run: Estimate | None, why: str) -> O
 def _list_compiled(best: Candidate, question: Question) -> Iterator[Offer]:
     """Yield the kinds of torch.compile, priced: compiling for the ghost would take as long as for the card."""
     for kind, why in _COMPILED.items() if question.is_open("compile") else ():
-        case = Case(best.job, replace(best.plan, compile=kind), question.cluster)
+        case = Case(best.job, replace_checked(best.plan, {"compile": kind}), question.cluster)
         if engine_of(case.plan).refusals(case):
             continue
         try:
