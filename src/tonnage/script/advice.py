@@ -399,7 +399,8 @@ def _list_unexpressed(best: Candidate, facts: Facts, question: Question, runner:
 def _list_stronger(best: Candidate, cluster: Cluster) -> Iterator[tuple[str, str, Any]]:
     """Yield the values that keep less in memory than the plan's own: technique in words, option and value."""
     plan = best.plan
-    for name, value in free_choices(best.job, plan, cluster).items():
+    sparing = {"loss": "chunked"} if plan.loss == "plain" else {}
+    for name, value in {**free_choices(best.job, plan, cluster), **sparing}.items():
         if getattr(plan, name) != value:
             yield f"{spell_option(name)}={value}", name, value
     for name, values in ORDER.items():
