@@ -18,8 +18,11 @@ from tonnage.cli.options import (
     Json,
     ModelOrNone,
     Offline,
+    Price,
+    Samples,
     Save,
     Snapshot,
+    Tokens,
     TorchVersion,
     count,
     parse_cluster_options,
@@ -53,6 +56,9 @@ def estimate(
             "Optimizer steps to run. Default: 3, of which only the first is run if the others are equal to it.",
         ),
     ] = None,
+    tokens: Tokens = None,
+    samples: Samples = None,
+    price: Price = None,
     torch: TorchVersion = None,
     offline: Offline = False,
     plan: Annotated[
@@ -93,11 +99,13 @@ def estimate(
     from tonnage.cli.answer import Output, deliver
     from tonnage.cli.progress import progress
     from tonnage.errors import UsageError
+    from tonnage.estimates.training import TrainingGoal, with_training
     from tonnage.planner import plan_file
     from tonnage.trainers import cases
 
     wanted = Output(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check(force=force)
+    goal = TrainingGoal(tokens=tokens, samples=samples, price=price)
     stated = options
     if plan is not None:
         file = plan_file.read(plan)
@@ -132,10 +140,11 @@ def estimate(
     def complete() -> "Estimate":
         nonlocal say
         with progress() as say:
-            return next(runs, run).estimate
+            return with_training(next(runs, run).estimate, goal)
 
     with closing(runs):
-        return deliver(run.estimate, lambda: run.traces, wanted, complete if run.estimate.wants_advice else None)
+        first = with_training(run.estimate, goal)
+        return deliver(first, lambda: run.traces, wanted, complete if first.wants_advice else None)
 
 
 def _spell_others(rank: int | None, steps: int | None, torch: str | None, *, offline: bool) -> tuple[str, ...]:

@@ -44,7 +44,19 @@ PANELS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     PARALLELISM: ("tp", "sequence_parallel", "pp", "pp_schedule", "pp_stages", "cp", "ep", "accum_sync"),
     SEARCH: ("find", "allow", "only", "without", "headroom", "host_memory", "settings"),
-    HARDWARE: ("here", "rank", "steps", "timeout", "torch", "source", "fresh", "offline"),
+    HARDWARE: (
+        "tokens",
+        "samples",
+        "price",
+        "here",
+        "rank",
+        "steps",
+        "timeout",
+        "torch",
+        "source",
+        "fresh",
+        "offline",
+    ),
     OUTPUT: ("advice", "save", "html", "snapshot", "out", "top", "pareto", "strict", "force"),
 }
 """The panels of `--help` in their order, and in each the parameters of commands in theirs."""
@@ -165,6 +177,28 @@ HostMemory = Annotated[
         metavar="SIZE",
         parser=_parser(parse_bytes),
     ),
+]
+Tokens = Annotated[
+    int | None,
+    typer.Option(
+        "--tokens",
+        help="Tokens of the whole training, as 15B: also say how long it takes, in days and GPU-hours.",
+        metavar="N",
+        parser=_parser(parse_count),
+    ),
+]
+Samples = Annotated[
+    int | None,
+    typer.Option(
+        "--samples",
+        help="The same in sequences, such as rows x epochs.",
+        metavar="N",
+        parser=_parser(parse_count),
+    ),
+]
+Price = Annotated[
+    float | None,
+    typer.Option("--price", help="Price of an hour of one GPU: also say what the whole training costs.", metavar="N"),
 ]
 Steps = Annotated[int, count("--steps", "Optimizer steps to run.")]
 TorchVersion = Annotated[

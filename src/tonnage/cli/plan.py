@@ -6,7 +6,7 @@
 import os
 import shutil
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +22,9 @@ from tonnage.cli.options import (
     Json,
     ModelOrCommand,
     Offline,
+    Price,
+    Samples,
+    Tokens,
     TorchVersion,
     count,
     parse_cluster_options,
@@ -34,6 +37,7 @@ from tonnage.plans import HEADROOM
 
 if TYPE_CHECKING:
     from tonnage.cluster import Cluster
+    from tonnage.estimates.training import TrainingGoal
     from tonnage.planner.changes import FileComparison
     from tonnage.planner.solution import Solution
     from tonnage.script.advice import Asked
@@ -108,6 +112,9 @@ def plan(
             f"Stop each run of a script (-- COMMAND) after this many seconds. Default: {TIMEOUT_SECONDS}.",
         ),
     ] = None,
+    tokens: Tokens = None,
+    samples: Samples = None,
+    price: Price = None,
     torch: TorchVersion = None,
     offline: Offline = False,
     json: Json = False,
@@ -134,10 +141,13 @@ def plan(
 
     Example: tonnage plan llama-3.1-70b --gpu 4x8xh100-80gb --seq-len 8192 --global-batch-tokens 4M --save plan.toml
     """
+    from tonnage.estimates.training import TrainingGoal
     from tonnage.files import check_outputs, check_replaceable
     from tonnage.planner.limits import check_cards, initial_card
 
-    outputs = _Outputs(json=json, html=html, save=save)
+    outputs = _Outputs(
+        json=json, html=html, save=save, goal=TrainingGoal(tokens=tokens, samples=samples, price=price)
+    )
     check_outputs(save, html)
     check_replaceable(save, html, force=force)
     cluster = parse_cluster_options(
@@ -150,6 +160,7 @@ def plan(
     if _is_command(model_or_command):
         _refuse_for_script(
             {"find": find, "from": settings, "save": save, "pareto": pareto, "host-memory": host_memory}
+            | {"tokens": tokens, "samples": samples, "price": price}
         )
         from tonnage.script.advice import Asked
 
@@ -181,12 +192,17 @@ class _Outputs:
     json: bool
     html: Path | None
     save: Path | None
+    goal: "TrainingGoal"
 
     def deliver(self, solution: "Solution", comparison: "FileComparison | None", model: str) -> int:
         """Print the solution, with what it changes in a trainer's file, write the files, and return the exit code."""
         from tonnage.cli import answer
+        from tonnage.estimates.training import with_training
         from tonnage.files import write_text
         from tonnage.planner import plan_file
+
+        timed = (replace(choice, estimate=with_training(choice.estimate, self.goal)) for choice in solution.plans)
+        solution = replace(solution, plans=tuple(timed))
 
         if self.json:
             answer.print_json(

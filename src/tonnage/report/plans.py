@@ -8,6 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tonnage.estimates.training import describe_training
 from tonnage.options import spell_option
 from tonnage.planner.describe import describe
 from tonnage.planner.search_space import OFFLOADS
@@ -75,6 +76,8 @@ def _headline(solution: Solution) -> Table:
         rows.add_row("", text(f"{asked}; {batch}"))
         if best.estimate.time["step_seconds"] is not None:
             rows.add_row("", text(_speed(best)))
+        if (training := describe_training(best.estimate.time)) is not None:
+            rows.add_row("", text(training))
         if solution.unpriced is not None:
             rows.add_row("", text(order(solution)))
         if (held := on_host(best, question["host_memory_bytes"])) is not None:

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from tonnage.estimates.estimate import Estimate, Moment, Peak, PhasePeak
+from tonnage.estimates.training import describe_training
 from tonnage.options import spell_option
 from tonnage.report.palette import LOOKS, OTHERS, Look, look
 from tonnage.report.shortage import shortage
@@ -326,6 +327,7 @@ def facts(estimate: Estimate) -> list[tuple[str, tuple[str, ...]]]:
     rows = [
         ("process", (f"{interval(estimate)} ({parts})",)),
         ("step", (pace(estimate),) if estimate.time.get("step_seconds") else ()),
+        ("training", tuple(filter(None, (describe_training(estimate.time),)))),
         ("host", (host(estimate),)),
         ("how", (how(estimate),)),
         ("run", estimate.coverage.run),
