@@ -7,9 +7,10 @@ cannot be run here is priced only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
 
 from tonnage.case import Case
 from tonnage.errors import CannotEstimate, UsageError
@@ -36,8 +37,11 @@ _WORTH: Final = 0.03
 _MOST_RUNS: Final = 3
 """Plans that are run for each of them."""
 
+_MOST_LOOKED_AT: Final = 100
+"""Candidates of each of them, of which most are refused without a run."""
+
 _MOST_GPUS: Final = 8
-"""GPUs up to which a suggestion may have another layout than the best plan."""
+"""GPUs up to which all are run, and may have another layout than the best plan."""
 
 _COMPILED: Final = {
     "layers": "torch.compile makes one kernel of what is between two products of a layer; not unasked, because it "
@@ -50,7 +54,8 @@ _INSTALL: Final = "pip install"
 """The words of a refusal for want of a package."""
 
 
-class _Change(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Change:
     """Something that the user may say."""
 
     name: str
@@ -66,8 +71,13 @@ def suggest_options(best: Choice, question: Question, runner: TrialRunner) -> tu
         return ()
     limit = (1 - _WORTH) * seconds
     offers = [*_list_compiled(best.candidate, question)]
-    for change in _list_changes(best, question) if not runner.is_late else ():
-        offers += _find_offers(change, best, limit, runner)
+    changes = [] if runner.is_late else list(_list_changes(best, question))
+    faster = {change: list(islice(_list_faster(change, best, limit), _MOST_LOOKED_AT)) for change in changes}
+    hopeful = [change for change in changes if faster[change]]
+    if question.cluster.gpus > _MOST_GPUS:  # each run takes a second or more
+        hopeful = sorted(hopeful, key=lambda change: faster[change][0].seconds_per_token)[:1]
+    for change in hopeful:
+        offers += _find_offers(change, faster[change], runner)
     return tuple(sorted((one for one in offers if one.step_seconds < limit), key=lambda one: one.step_seconds)[:MOST])
 
 
@@ -91,10 +101,10 @@ def _list_changes(best: Choice, question: Question) -> Iterator[_Change]:
                 yield _Change("loss", replace(question, plan=plan, stated=(*question.stated, "loss")))
 
 
-def _find_offers(change: _Change, best: Choice, limit: float, runner: TrialRunner) -> Iterator[Offer]:
+def _find_offers(change: _Change, faster: Sequence[Priced], runner: TrialRunner) -> Iterator[Offer]:
     """Yield the fastest plan with a change that fits, or that only lacks a package."""
     question, tried = change.question, 0
-    for priced in _list_faster(change, best, limit):
+    for priced in faster:
         refusal = find_refusal(priced.candidate, question.cluster)
         if refusal is not None and _INSTALL not in str(refusal):
             continue
