@@ -41,7 +41,7 @@ _MOST_LOOKED_AT: Final = 100
 """Candidates of each of them, of which most are refused without a run."""
 
 _MOST_GPUS: Final = 8
-"""GPUs up to which all are run, and may have another layout than the best plan."""
+"""GPUs up to which they are run, and may have another layout than the best plan: on more each run takes seconds."""
 
 _COMPILED: Final = {
     "layers": "torch.compile makes one kernel of what is between two products of a layer; not unasked, because it "
@@ -73,10 +73,7 @@ def suggest_options(best: Choice, question: Question, runner: TrialRunner) -> tu
     offers = [*_list_compiled(best.candidate, question)]
     changes = [] if runner.is_late else list(_list_changes(best, question))
     faster = {change: list(islice(_list_faster(change, best, limit), _MOST_LOOKED_AT)) for change in changes}
-    hopeful = [change for change in changes if faster[change]]
-    if question.cluster.gpus > _MOST_GPUS:  # each run takes a second or more
-        hopeful = sorted(hopeful, key=lambda change: faster[change][0].seconds_per_token)[:1]
-    for change in hopeful:
+    for change in changes:
         offers += _find_offers(change, faster[change], runner)
     return tuple(sorted((one for one in offers if one.step_seconds < limit), key=lambda one: one.step_seconds)[:MOST])
 
@@ -110,6 +107,9 @@ def _find_offers(change: _Change, faster: Sequence[Priced], runner: TrialRunner)
             continue
         if refusal is not None:
             yield _offer(change, priced, None, f"{refusal}")
+            return
+        if question.cluster.gpus > _MOST_GPUS:
+            yield _offer(change, priced, None, describe(priced.candidate))
             return
         tried += 1
         (run,) = runner.run_whole([priced.candidate], question.cluster, question.budget_bytes)
