@@ -96,9 +96,9 @@ class Measured:
     ablation: Ablation
     """The technique, and the plan without it."""
     saved_bytes: int | None
-    """What the technique saves; None: not known."""
+    """Bytes that the technique saves; None: not known."""
     need: Need | Failure
-    """Of the plan without it."""
+    """Need of the plan without it."""
     run: Estimate | None
     """The whole run of that plan, if there was one."""
 

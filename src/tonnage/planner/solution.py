@@ -52,7 +52,7 @@ class Choice:
     reasons: tuple[Reason, ...] = ()
     """A reason for each technique that is not the default."""
     note: str | None = None
-    """What is to be known of a plan that nearly fills the card."""
+    """A remark about a plan that nearly fills the card."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of `plans` in the document of `plan --json`."""
@@ -111,7 +111,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """What the search may not choose unasked, and what would be faster with it."""
+    """A choice that needs the user's word and would make training faster."""
 
     what: str
     """The option to give: `--compile layers`."""

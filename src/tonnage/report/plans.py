@@ -333,9 +333,8 @@ def _offers(solution: Solution, canvas: Canvas) -> Iterator[Part]:
         return
     yield title("Faster if you say so", text("* changes what is trained", "dim"), canvas)
     rows = Table.grid(padding=(0, 2))
-    for _ in range(3):
-        rows.add_column(no_wrap=True)
-    rows.add_column()
+    for wraps in (False, False, True, True):
+        rows.add_column(no_wrap=not wraps)
     for offer in solution.offers:
         words = text(offer.what + " *" * offer.changes_mathematics, "bold")
         rows.add_row(words, f"{seconds(offer.step_seconds)} a step", offered_peak(offer), text(offer.why, "dim"))
