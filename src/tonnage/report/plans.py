@@ -333,11 +333,12 @@ def _offers(solution: Solution, canvas: Canvas) -> Iterator[Part]:
         return
     yield title("Faster if you say so", text("* changes what is trained", "dim"), canvas)
     rows = Table.grid(padding=(0, 2))
-    for wraps in (False, False, True, True):
+    for wraps in (False, False, True):
         rows.add_column(no_wrap=not wraps)
     for offer in solution.offers:
         words = text(offer.what + " *" * offer.changes_mathematics, "bold")
-        rows.add_row(words, f"{seconds(offer.step_seconds)} a step", offered_peak(offer), text(offer.why, "dim"))
+        why = text(f"{offered_peak(offer)}; {offer.why}", "dim")
+        rows.add_row(words, f"{seconds(offer.step_seconds)} a step", why)
     yield Padding(rows, (0, 0, 0, 2))
 
 
