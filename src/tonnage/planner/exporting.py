@@ -1,0 +1,283 @@
+"""The plan that an export writes, estimated under the trainer before anything is written.
+
+A plan may have values that the trainer has no setting for.  The nearest ones are written if they fit and are not much
+slower; else the best plan that a search finds among those that the trainer can express.
+
+    prepare(case, "llama-3.2-1b", find_target("hf-trainer")).checked
+    -> "Under engine hf-trainer: 20.20 GiB of 23.52 GiB on each GPU, 0.664 s a step. ..."
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from tonnage.case import Case
+from tonnage.catalog.devices import spell_cluster
+from tonnage.errors import GhostUnavailable, TonnageError, UsageError
+from tonnage.estimates import predict
+from tonnage.estimates.estimate import Estimate
+from tonnage.options import options, spell_option
+from tonnage.planner import ask, plan_file
+from tonnage.planner.changes import list_unexpressed
+from tonnage.planner.search_space import FAMILIES
+from tonnage.planner.solution import Candidate, Choice, Solution
+from tonnage.trainers import engine_of, targets
+from tonnage.trainers.target import Export, File, NotExpressed, Target, Unexpressed
+from tonnage.units import format_gib
+
+MOST_LOSS: Final = 0.1
+"""The part of a step's time that the nearest settings may add before another plan is looked for."""
+
+FILE: Final = "tonnage_plan.toml"
+"""The file with the plan as it was written."""
+
+_GIVEN: Final = ("global_batch_tokens", "engine")
+"""Options of a search that are not those of the case."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """An export and what it needs."""
+
+    export: Export | None
+    """The files; None: nothing that the trainer can express fits."""
+    checked: str
+    """What was estimated, or why nothing was, in a few sentences."""
+    engine: str | None = None
+    """The engine of the estimate."""
+    estimate: Estimate | None = None
+    """The estimate of what is written; None: there is none."""
+    planned: Estimate | None = None
+    """The estimate of the plan under its own engine; None: there is none."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the part of the document of `export --json` about the estimates."""
+        return {
+            "checked": self.checked,
+            "engine": self.engine,
+            "estimate": _summarize(self.estimate),
+            "planned": _summarize(self.planned),
+        }
+
+
+def prepare(
+    case: Case,
+    model: str,
+    to: Target,
+    *,
+    strict: bool = False,
+    check: bool = True,
+    offline: bool = False,
+    progress: Progress = lambda text: None,
+) -> Prepared:
+    """Return what an export of a plan writes: the nearest settings, or the best plan of the target's that fits.
+
+    `strict` allows no other value than the plan's; without `check` nothing is estimated.  Raises UsageError where the
+    target cannot do the job.
+    """
+    export, problem = None, ""
+    try:
+        export = targets.export_plan(case, model, to)
+    except NotExpressed as error:
+        if strict or not check:
+            raise
+        problem = str(error)
+    if strict and export is not None and export.unexpressed:
+        listed = "; ".join(f"{item.option}={item.value} ({item.why})" for item in export.unexpressed)
+        raise UsageError(f"{to.name} cannot express {listed}. Nothing was written.")
+    written = targets.nearest(case, model, to) if export is None else Case(export.job, export.plan, case.cluster)
+    engine = to.find_engine(written.plan)
+    unchecked = _explain_unchecked(written, to, engine) if check else "--no-check was given"
+    if unchecked or engine is None:
+        if export is None:
+            raise UsageError(problem)
+        return Prepared(export=export, checked=f"Not estimated: {unchecked}.")
+    written = replace(written, plan=replace(written.plan, engine=engine))
+    try:
+        planned, _ = _estimate(case, "the plan", progress)
+        prepared = Prepared(export=export, checked="", engine=written.plan.engine, planned=planned)
+        if export is not None:
+            estimate, problem = _estimate(written, f"what is written, under engine {prepared.engine}", progress)
+            prepared = replace(prepared, estimate=estimate)
+            problem = problem or _judge(prepared)
+        if problem and not strict:
+            return _search(prepared, written, case, model, to, problem, offline=offline, progress=progress)
+    except GhostUnavailable as error:
+        if export is None:
+            raise UsageError(problem) from error
+        return Prepared(export=export, checked=f"Not estimated: {error}")
+    return _finish(prepared, case, model) if not problem else _refuse(prepared, to, problem)
+
+
+def _explain_unchecked(case: Case, to: Target, engine: str | None) -> str:
+    """Return why nothing can be estimated under the target's engine here; empty if it can."""
+    if engine is None:
+        return f"{to.name} is not run on a ghost"
+    case = replace(case, plan=replace(case.plan, engine=engine))
+    refusals = engine_of(case.plan).refusals(case)
+    if refusals and all(refusal.is_of_here for refusal in refusals):
+        return " and ".join(f"{refusal.reason} ({refusal.instead})" for refusal in refusals)
+    return ""
+
+
+def _estimate(case: Case, what: str, progress: Progress) -> tuple[Estimate | None, str]:
+    """Return the estimate of a case, or None and what is wrong.  Raises GhostUnavailable."""
+    progress(f"estimating {what}")
+    try:
+        return predict.answer(case, progress=progress).estimate, ""
+    except GhostUnavailable:
+        raise
+    except TonnageError as error:
+        return None, f"cannot be run: {error}"
+
+
+def _judge(prepared: Prepared) -> str:
+    """Return what is wrong with what is written: it does not fit, or is much slower than the plan."""
+    estimate = prepared.estimate
+    assert estimate is not None
+    if not estimate.fits:
+        capacity = format_gib(estimate.cluster["capacity_bytes"])
+        return f"do not fit: they need more than {format_gib(estimate.peak.process_bytes)} of {capacity}"
+    loss = _find_loss(estimate, prepared.planned)
+    return f"take {100 * loss:.0f} % longer than the plan" if loss > MOST_LOSS else ""
+
+
+def _find_loss(estimate: Estimate, planned: Estimate | None) -> float:
+    """Return how much longer a step takes than that of the plan, as a part of it; 0 where that is not known."""
+    before = planned.time.get("step_seconds") if planned is not None and planned.fits else None
+    after = estimate.time.get("step_seconds")
+    return after / before - 1 if before and after else 0.0
+
+
+def _search(
+    prepared: Prepared,
+    nearest: Case,
+    case: Case,
+    model: str,
+    to: Target,
+    problem: str,
+    *,
+    offline: bool,
+    progress: Progress,
+) -> Prepared:
+    """Return the best plan that the target can express, unless the nearest settings fit and are about as fast."""
+    progress(f"looking for a plan that {to.name} can express, because the nearest settings {problem}")
+    stated = _list_options(nearest)
+    question = ask.ask(model, case.cluster, stated, offline=offline, without=list_unexpressed(to))
+    solution = ask.answer(question, top=1, explain=False, progress=progress)
+    found = _export_best(solution, case, model, to)
+    fits = prepared.estimate is not None and prepared.estimate.fits
+    if found is None:
+        if fits:
+            return _finish(prepared, case, model, f"They {problem}, and no other plan of {to.name}'s is faster.")
+        return _refuse(prepared, to, problem, solution)
+    export, estimate = found
+    if fits and _find_loss(estimate, prepared.estimate) > -MOST_LOSS / 2:
+        return _finish(prepared, case, model, f"They {problem}, and no other plan of {to.name}'s is faster.")
+    chosen = replace(prepared, export=export, estimate=estimate)
+    return _finish(chosen, case, model, f"Another plan was taken, because the nearest settings {problem}.")
+
+
+def _list_options(case: Case) -> dict[str, Any]:
+    """Return the options that a search keeps: the job and its batch, and what it would not choose unasked."""
+    job, plan = case.job, case.plan
+    chosen = ("micro_batch", "grad_accum", "pp_stages", *FAMILIES)
+    kept = {
+        item.name: getattr(owner, item.name)
+        for owner in (job, plan)
+        for item, _ in options(type(owner))
+        if item.name not in chosen and getattr(owner, item.name) != item.default
+    }
+    tokens = job.seq_len * job.micro_batch * job.grad_accum * case.mesh.data_parallel
+    fixed = {"precision": plan.precision, "optimizer": plan.optimizer, "seq_len": job.seq_len}
+    return {**kept, **fixed, "engine": plan.engine, "global_batch_tokens": tokens}
+
+
+def _export_best(solution: Solution, case: Case, model: str, to: Target) -> tuple[Export, Estimate] | None:
+    """Return the best plan of a search in the target's settings, with all that differs from the user's plan."""
+    if not solution.plans:
+        return None
+    best = solution.plans[0]
+    export = targets.export_plan(Case(best.candidate.job, best.candidate.plan, case.cluster), model, to)
+    direct = {item.option: item.why for item in _explain_directly(case, model, to)}
+    return replace(export, unexpressed=tuple(_list_differences(case, export, direct))), best.estimate
+
+
+def _explain_directly(case: Case, model: str, to: Target) -> tuple[Unexpressed, ...]:
+    """Return the values of the plan itself that the target has no setting for, as far as it can be written."""
+    try:
+        return targets.export_plan(case, model, to).unexpressed
+    except NotExpressed:
+        return ()
+
+
+def _list_differences(case: Case, export: Export, reasons: dict[str, str]) -> Iterator[Unexpressed]:
+    """Yield every option with another value than the plan's."""
+    planned = case.with_accumulation()
+    for before, after in ((planned.job, export.job), (planned.plan, export.plan)):
+        for item, _ in options(type(before)):
+            option, old, new = spell_option(item.name), getattr(before, item.name), getattr(after, item.name)
+            if old != new and item.name not in _GIVEN:
+                why = reasons.get(option, f"chosen by a search among the plans of {export.target}")
+                yield Unexpressed(
+                    option=option, value=targets.spell_value(old), why=why, instead=targets.spell_value(new)
+                )
+
+
+def _finish(prepared: Prepared, case: Case, model: str, remark: str = "") -> Prepared:
+    """Return an export that fits, with its plan as a file and the numbers as sentences."""
+    export, estimate, planned = prepared.export, prepared.estimate, prepared.planned
+    assert export is not None
+    assert estimate is not None
+    assert prepared.engine is not None
+    candidate = Candidate(job=export.job, plan=replace(export.plan, engine=prepared.engine))
+    choice = Choice(name=f"for {export.target}", candidate=candidate, estimate=estimate)
+    gpu, gpu_memory_bytes = spell_cluster(case.cluster)
+    text = plan_file.text(choice, gpu=gpu, gpu_memory_bytes=gpu_memory_bytes, model=plan_file.found_anywhere(model))
+    sentences = [f"Under engine {prepared.engine}: {_describe(estimate)}."]
+    if planned is not None and planned != estimate:
+        sentences.append(f"The plan, under engine {case.plan.engine}: {_describe(planned)}.")
+    return replace(
+        prepared,
+        export=replace(export, files=(*export.files, File(name=FILE, text=text))),
+        checked=" ".join([*sentences, *([remark] if remark else [])]),
+    )
+
+
+def _refuse(prepared: Prepared, to: Target, problem: str, solution: Solution | None = None) -> Prepared:
+    """Return the answer that nothing is written, because nothing fits.
+
+    Raises UsageError where no plan of the target's was run.
+    """
+    if solution is not None and solution.status != "too_large":
+        reasons = "; ".join(refused.why for refused in solution.refused[:1])
+        raise UsageError(f"{to.name}: the nearest settings {problem}" + (f" A search: {reasons}" if reasons else ""))
+    nearest = None if solution is None else solution.nearest
+    smallest = "" if nearest is None else f"; the smallest needs {format_gib(nearest.needed_bytes)}"
+    none = "" if solution is None else f", and no plan that {to.name} can express fits{smallest}"
+    return replace(prepared, export=None, checked=f"The nearest settings {problem}{none}. Nothing was written.")
+
+
+def _describe(estimate: Estimate) -> str:
+    """Return peak and seconds of an estimate."""
+    peak, capacity = format_gib(estimate.peak.process_bytes), format_gib(estimate.cluster["capacity_bytes"])
+    if not estimate.fits:
+        return f"does not fit, it needs more than {peak} of {capacity}"
+    seconds = estimate.time.get("step_seconds")
+    return f"{peak} of {capacity} on each GPU" + (f", {seconds:.3g} s a step" if seconds else "")
+
+
+def _summarize(estimate: Estimate | None) -> dict[str, Any] | None:
+    """Return the numbers of an estimate."""
+    if estimate is None:
+        return None
+    return {
+        "fits": estimate.fits,
+        "peak_bytes": estimate.peak.process_bytes,
+        "capacity_bytes": estimate.cluster["capacity_bytes"],
+        "step_seconds": estimate.time.get("step_seconds"),
+    }
