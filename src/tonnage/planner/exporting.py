@@ -95,7 +95,8 @@ def prepare(
     if unchecked or engine is None:
         if export is None:
             raise UsageError(problem)
-        return Prepared(export=export, checked=f"Not estimated: {unchecked}.")
+        bound = _bound_liger(written, engine, progress) if check and engine is not None else ""
+        return Prepared(export=export, checked=f"Not estimated: {unchecked}.{bound}")
     written = replace(written, plan=replace(written.plan, engine=engine))
     try:
         planned, _ = _estimate(case, "the plan", progress)
@@ -122,6 +123,15 @@ def _explain_unchecked(case: Case, to: Target, engine: str | None) -> str:
     if refusals and all(refusal.is_of_here for refusal in refusals):
         return " and ".join(f"{refusal.reason} ({refusal.instead})" for refusal in refusals)
     return ""
+
+
+def _bound_liger(case: Case, engine: str, progress: Progress) -> str:
+    """Return a sentence about the same plan with the plain loss, which needs more, where Liger's cannot be run."""
+    plain = replace(case, plan=replace(case.plan, engine=engine, loss="plain"))
+    if case.plan.loss != "liger" or engine_of(plain.plan).refusals(plain):
+        return ""
+    estimate, _ = _estimate(plain, "the same with the plain loss", progress)
+    return "" if estimate is None else f" With the plain loss, which needs more: {_describe(estimate)}."
 
 
 def _estimate(case: Case, what: str, progress: Progress) -> tuple[Estimate | None, str]:
@@ -254,8 +264,8 @@ def _refuse(prepared: Prepared, to: Target, problem: str, solution: Solution | N
     Raises UsageError where no plan of the target's was run.
     """
     if solution is not None and solution.status != "too_large":
-        reasons = "; ".join(refused.why for refused in solution.refused[:1])
-        raise UsageError(f"{to.name}: the nearest settings {problem}" + (f" A search: {reasons}" if reasons else ""))
+        reasons = [refused.why for refused in solution.refused if refused.why not in problem]
+        raise UsageError(" A search: ".join([f"{to.name}: the nearest settings {problem}", *reasons[:1]]))
     nearest = None if solution is None else solution.nearest
     smallest = "" if nearest is None else f"; the smallest needs {format_gib(nearest.needed_bytes)}"
     none = "" if solution is None else f", and no plan that {to.name} can express fits{smallest}"

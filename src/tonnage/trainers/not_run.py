@@ -90,8 +90,6 @@ _MEGATRON: Final = {
     "pp_schedule=interleaved": _megatron(
         "model_parallel_config", "ModelParallelConfig", "virtual_pipeline_model_parallel_size"
     ),
-    "ep": _megatron("model_parallel_config", "ModelParallelConfig", "expert_model_parallel_size"),
-    "cp": _megatron("model_parallel_config", "ModelParallelConfig", "context_parallel_size"),
     **dict.fromkeys(
         ("shard=zero2", "shard=zero3", "shard=hsdp"),
         _megatron(
@@ -152,14 +150,18 @@ NOT_RUN: Final[Mapping[str, Mapping[str, Setting | str]]] = {
         "loss=fused": "axolotl.integrations.cut_cross_entropy",
     },
     "llama-factory": {
-        **_TRAINER,
+        **{option: setting for option, setting in _TRAINER.items() if option != "checkpointing=full-reentrant"},
         "precision=fp8": _llama_factory("training_args", "Fp8Arguments", "fp8"),
         "optimizer=muon": _llama_factory("finetuning_args", "FinetuningArguments", "use_muon"),
         "packing": _llama_factory("data_args", "DataArguments", "neat_packing"),
     },
-    "megatron": _MEGATRON,
+    "megatron": {
+        **_MEGATRON,
+        "cp": _megatron("model_parallel_config", "ModelParallelConfig", "context_parallel_size"),
+    },
     "megatron-bridge": {
-        **{option: setting for option, setting in _MEGATRON.items() if option != "cp"},
+        **_MEGATRON,
+        "ep": _megatron("model_parallel_config", "ModelParallelConfig", "expert_model_parallel_size"),
         "method=lora": "megatron.bridge.peft",
     },
 }

@@ -129,7 +129,7 @@ class Target:
         stated = self.why.get(f"{option}={value}", self.why.get(option))
         setting = find_not_run(self.name, option, value)
         if setting is not None:
-            return f"tonnage does not run {setting}" + (f"; {stated}" if stated else "")
+            return f"tonnage does not run that ({setting})" + (f"; {stated}" if stated else "")
         return stated or f"{self.name} has no setting for it"
 
 
