@@ -137,7 +137,9 @@ SAME = {
 def test_another_job_is_refused(target: Target) -> None:
     if target.has_setting("ep", 2, 1):
         pytest.skip("it has expert parallelism")
-    with pytest.raises(UsageError, match=f"{target.name} cannot do ep 2 .*: tonnage plan gpt2 --gpu 8xa100-80gb .* --without ep"):
+    with pytest.raises(
+        UsageError, match=f"{target.name} cannot do ep 2 .*: tonnage plan gpt2 --gpu 8xa100-80gb .* --without ep"
+    ):
         exported(target, Plan(ep=2), gpus="8xa100-80gb")
 
 

@@ -56,7 +56,9 @@ def test_a_setting_of_another_version_is_not_named(monkeypatch: pytest.MonkeyPat
         ("hf-trainer", {"pp": 2}, "the engine hf-trainer has no setting for it"),
     ],
 )
-def test_an_engine_does_not_say_that_a_trainer_lacks_what_it_has(engine: str, plan: dict[str, Any], said: str) -> None:
+def test_an_engine_does_not_say_that_a_trainer_lacks_what_it_has(
+    engine: str, plan: dict[str, Any], said: str
+) -> None:
     asked = Plan(engine=engine, shard="zero3", **plan)
     case = Case(tiny_job(), asked, parse_cluster("8xa100-80gb"))
     assert said in " ".join(map(str, engine_of(asked).refusals(case)))

@@ -1,5 +1,6 @@
 """`tonnage export plan.toml --to TARGET`: write a plan as the configuration files of a trainer."""
 
+import shlex
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -133,6 +134,8 @@ def _write_files(folder: Path, files: "tuple[File, ...]") -> None:
 
 def _render_text(exported: "Export", folder: Path, checked: "Checked", estimated: str) -> str:
     """Return what `tonnage export` prints: the files, what they need, how they were read back, the command to run."""
+    from tonnage.planner import exporting
+
     read_back = str(checked)
     lines = [
         f"{folder}: {', '.join(item.name for item in exported.files)}",
@@ -142,6 +145,12 @@ def _render_text(exported: "Export", folder: Path, checked: "Checked", estimated
         "To train, run in this folder:",
         f"  {exported.command}",
     ]
+    if any(item.name == exporting.FILE for item in exported.files):
+        lines += [
+            "",
+            "To estimate it again:",
+            f"  tonnage estimate --plan {shlex.quote(str(folder / exporting.FILE))}",
+        ]
     if exported.unexpressed:
         lines += ["", "Different from the plan:"]
         lines += [

@@ -22,7 +22,7 @@ from tonnage.options import options, spell_option
 from tonnage.planner import ask, plan_file
 from tonnage.planner.changes import list_unexpressed
 from tonnage.planner.search_space import FAMILIES
-from tonnage.planner.solution import Candidate, Choice, Solution
+from tonnage.planner.solution import Candidate, Choice, Refused, Solution
 from tonnage.trainers import engine_of, targets
 from tonnage.trainers.target import Export, File, NotExpressed, Target, Unexpressed
 from tonnage.units import format_gib
@@ -46,7 +46,7 @@ class Prepared:
     export: Export | None
     """The files; None: nothing that the trainer can express fits."""
     checked: str
-    """What was estimated, or why nothing was, in a few sentences."""
+    """The result of the estimate, or why there is none, in a few sentences."""
     engine: str | None = None
     """The engine of the estimate."""
     estimate: Estimate | None = None
@@ -175,10 +175,16 @@ def _search(
     progress: Progress,
 ) -> Prepared:
     """Return the best plan that the target can express, unless the nearest settings fit and are about as fast."""
-    progress(f"looking for a plan that {to.name} can express, because the nearest settings {problem}")
+    settings = _name_settings(prepared.export)
+    progress(f"looking for a plan that {to.name} can express, because {settings} {problem}")
     stated = _list_options(nearest)
-    question = ask.ask(model, case.cluster, stated, offline=offline, without=list_unexpressed(to))
-    solution = ask.answer(question, top=1, explain=False, progress=progress)
+    try:
+        question = ask.ask(model, case.cluster, stated, offline=offline, without=list_unexpressed(to))
+        solution = ask.answer(question, top=1, explain=False, progress=progress)
+    except GhostUnavailable:
+        raise
+    except TonnageError as error:
+        solution = Solution(status="unsupported", question={}, refused=(Refused(what="all", why=str(error)),))
     found = _export_best(solution, case, model, to)
     fits = prepared.estimate is not None and prepared.estimate.fits
     if found is None:
@@ -189,7 +195,12 @@ def _search(
     if fits and _find_loss(estimate, prepared.estimate) > -MOST_LOSS / 2:
         return _finish(prepared, case, model, f"They {problem}, and no other plan of {to.name}'s is faster.")
     chosen = replace(prepared, export=export, estimate=estimate)
-    return _finish(chosen, case, model, f"Another plan was taken, because the nearest settings {problem}.")
+    return _finish(chosen, case, model, f"Another plan was taken, because {settings} {problem}.")
+
+
+def _name_settings(export: Export | None) -> str:
+    """Return the subject of a sentence about what would be written."""
+    return "the plan's own settings" if export is not None and not export.unexpressed else "the nearest settings"
 
 
 def _list_options(case: Case) -> dict[str, Any]:
@@ -263,13 +274,16 @@ def _refuse(prepared: Prepared, to: Target, problem: str, solution: Solution | N
 
     Raises UsageError where no plan of the target's was run.
     """
+    settings = _name_settings(prepared.export)
     if solution is not None and solution.status != "too_large":
         reasons = [refused.why for refused in solution.refused if refused.why not in problem]
-        raise UsageError(" A search: ".join([f"{to.name}: the nearest settings {problem}", *reasons[:1]]))
+        raise UsageError(" A search: ".join([f"{to.name}: {settings} {problem}", *reasons[:1]]))
     nearest = None if solution is None else solution.nearest
     smallest = "" if nearest is None else f"; the smallest needs {format_gib(nearest.needed_bytes)}"
     none = "" if solution is None else f", and no plan that {to.name} can express fits{smallest}"
-    return replace(prepared, export=None, checked=f"The nearest settings {problem}{none}. Nothing was written.")
+    return replace(
+        prepared, export=None, checked=f"{settings[0].upper()}{settings[1:]} {problem}{none}. Nothing was written."
+    )
 
 
 def _describe(estimate: Estimate) -> str:

@@ -110,7 +110,9 @@ class Engine:
             else f"leave {spell_option(option)} out"
         )
         setting = find_not_run(self.name, option, value)
-        reason = f"tonnage does not run that ({setting})" if setting else f"the engine {self.name} has no setting for it"
+        reason = (
+            f"tonnage does not run that ({setting})" if setting else f"the engine {self.name} has no setting for it"
+        )
         shown = ",".join(value) if isinstance(value, tuple) else "on" if value is True else value
         return Refusal(
             technique=f"{spell_option(option)}={shown}",

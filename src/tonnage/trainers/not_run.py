@@ -64,7 +64,7 @@ def _megatron(file: str, owner: str, field: str) -> Setting:
 
 
 _BY_DEEPSPEED: Final = ("shard=zero1", "optimizer_offload", "param_offload=nvme")
-"""What trainers do by DeepSpeed, which they all take a configuration of."""
+"""Values that trainers have by DeepSpeed, a configuration of which they all take."""
 
 _REGIONAL: Final = {"compile=layers": _accelerate("TorchDynamoPlugin", "use_regional_compilation")}
 

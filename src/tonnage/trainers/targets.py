@@ -77,7 +77,7 @@ SHARDS: Final = ("ddp", "zero1", "zero2", "hsdp", "zero3")
 """Ways to divide, from the most memory to the least: the substitute is the next that needs less, else the nearest."""
 
 Substitutes = Mapping[str, tuple[Any, str]]
-"""What is written in place of the values of options, and why."""
+"""The value that is written in place of each option's own, and why."""
 
 
 def find_target(name: str) -> Target:
