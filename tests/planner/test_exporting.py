@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class Runs:
         given = self.by_engine[case.plan.engine]
         if isinstance(given, Exception):
             raise given
-        return Run(estimate=given, traces=())
+        return Run(estimate=replace(given, plan=asdict(case.plan)), traces=())
 
     def search(self, question: Any, **how: Any) -> Solution:
         self.questions.append(question)
@@ -162,7 +162,7 @@ def test_settings_that_crash_are_not_written(runs: Runs) -> None:
     runs.by_engine["hf-trainer"] = CannotEstimate("The step failed: unscale.")
     runs.solution = none("unsupported", refused=(Refused(what="all", why="The step failed: unscale."),))
     with pytest.raises(
-        UsageError, match=r"hf-trainer: the nearest settings cannot be run: The step failed: unscale\.$"
+        UsageError, match=r"hf-trainer: the nearest settings cannot be run: The step failed: unscale\. Nothing was"
     ):
         prepare(case_of(**SELECTIVE))
 
@@ -173,6 +173,11 @@ def test_degrees_that_the_target_has_not_are_searched_for(runs: Runs) -> None:
     assert prepared.export is not None
     assert {item.option: item.instead for item in prepared.export.unexpressed}["tp"] == "1"
     assert "hf-trainer cannot do tp 2" in prepared.checked
+
+
+def test_the_plan_itself_is_estimated_and_described_once(runs: Runs) -> None:
+    prepared = prepare(case_of(shard="zero3"), "torchrun")
+    assert prepared.checked == "Under engine tonnage: 60.00 GiB of 80.00 GiB on each GPU, 1 s a step."
 
 
 def test_strict_takes_no_other_plan(runs: Runs) -> None:

@@ -177,7 +177,7 @@ def test_megatron_bridge_takes_its_overrides(model: str, plan: Plan, gpus: str) 
     export = targets.export_plan(
         Case(request(model, seq_len=4096, grad_accum=2)[0], plan, parse_cluster(gpus)), model, target
     )
-    assert f"all {len(export.settings)} settings are as the plan says" in str(reread.check(export, target))
+    assert f"all {len(export.settings)} settings are read as they were written" in str(reread.check(export, target))
 
 
 def test_true_is_not_one() -> None:

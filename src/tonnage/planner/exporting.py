@@ -99,10 +99,13 @@ def prepare(
         return Prepared(export=export, checked=f"Not estimated: {unchecked}.{bound}")
     written = replace(written, plan=replace(written.plan, engine=engine))
     try:
-        planned, _ = _estimate(case, "the plan", progress)
+        as_planned = case.with_accumulation()
+        planned, problem_of_plan = _estimate(as_planned, "the plan", progress)
         prepared = Prepared(export=export, checked="", engine=written.plan.engine, planned=planned)
         if export is not None:
-            estimate, problem = _estimate(written, f"what is written, under engine {prepared.engine}", progress)
+            estimate, problem = planned, problem_of_plan
+            if written != as_planned:
+                estimate, problem = _estimate(written, f"what is written, under engine {engine}", progress)
             prepared = replace(prepared, estimate=estimate)
             problem = problem or _judge(prepared)
         if problem and not strict:
@@ -260,7 +263,7 @@ def _finish(prepared: Prepared, case: Case, model: str, remark: str = "") -> Pre
     gpu, gpu_memory_bytes = spell_cluster(case.cluster)
     text = plan_file.text(choice, gpu=gpu, gpu_memory_bytes=gpu_memory_bytes, model=plan_file.found_anywhere(model))
     sentences = [f"Under engine {prepared.engine}: {_describe(estimate)}."]
-    if planned is not None and planned != estimate:
+    if planned is not None and (planned.job, planned.plan) != (estimate.job, estimate.plan):
         sentences.append(f"The plan, under engine {case.plan.engine}: {_describe(planned)}.")
     return replace(
         prepared,
@@ -277,7 +280,8 @@ def _refuse(prepared: Prepared, to: Target, problem: str, solution: Solution | N
     settings = _name_settings(prepared.export)
     if solution is not None and solution.status != "too_large":
         reasons = [refused.why for refused in solution.refused if refused.why not in problem]
-        raise UsageError(" A search: ".join([f"{to.name}: {settings} {problem}", *reasons[:1]]))
+        said = " A search: ".join([f"{to.name}: {settings} {problem}", *reasons[:1]])
+        raise UsageError(f"{said} Nothing was written; --no-check writes them all the same.")
     nearest = None if solution is None else solution.nearest
     smallest = "" if nearest is None else f"; the smallest needs {format_gib(nearest.needed_bytes)}"
     none = "" if solution is None else f", and no plan that {to.name} can express fits{smallest}"
