@@ -3,7 +3,6 @@
 import tomllib
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +11,10 @@ import estimates
 from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
-from tonnage.estimates import predict
 from tonnage.estimates.estimate import Estimate
 from tonnage.estimates.summary import Run
-from tonnage.ghost.wheel import Torch
-from tonnage.planner import ask, exporting, plan_file
+from tonnage.planner import ask, exporting
 from tonnage.planner.solution import Candidate, Choice, Nearest, Refused, Solution
-from tonnage.trainers import cases
 from tonnage.trainers.cases import request
 from tonnage.trainers.targets import find_target
 from tonnage.units import GIB
@@ -222,17 +218,3 @@ def test_without_ligers_package_the_plain_loss_is_estimated(runs: Runs, monkeypa
     assert prepared.export.plan.loss == "liger"
     assert "the package liger-kernel is not installed (pip install liger-kernel" in prepared.checked
     assert "With the plain loss, which needs more: 60.00 GiB of 80.00 GiB" in prepared.checked
-
-
-def test_on_a_ghost_the_plan_that_was_written_needs_what_was_said(torch_build: Torch, tmp_path: Path) -> None:
-    """DeepSpeed has no loss in slices: the plain one is written and estimated."""
-    job, plan = request("smollm2-135m", offline=True, seq_len=256, engine="deepspeed")
-    case = Case(job, replace(plan, engine="tonnage", loss="chunked"), parse_cluster("rtx-4090"))
-    prepared = exporting.prepare(case, "smollm2-135m", find_target("deepspeed"), offline=True)
-    assert prepared.export is not None
-    assert prepared.estimate is not None
-    assert [item.option for item in prepared.export.unexpressed] == ["loss"]
-    (tmp_path / "plan.toml").write_text(prepared.export.files[-1].text)
-    written = plan_file.read(tmp_path / "plan.toml")
-    again = cases.make_case(written.model, parse_cluster(written.gpu), written.options, stated={}, offline=True)
-    assert predict.answer(again).estimate.peak == prepared.estimate.peak

@@ -5,12 +5,18 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
-from networks import tiny_job
+import pytest
+
+from networks import TINY, tiny_job
 from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
+from tonnage.ghost.wheel import Torch
+from tonnage.planner import exporting
 from tonnage.plans import Plan
+from tonnage.script import dry_run
 from tonnage.trainers import targets
 from tonnage.trainers.cases import request
 
@@ -85,3 +91,25 @@ def test_launchers_take_every_command() -> None:
     for words, script in zip(parsed, scripts, strict=True):
         assert script in words, words
         assert script.endswith(".py") or words[words.index(script) - 1] == "-m"
+
+
+def test_a_job_of_nearest_settings_needs_what_was_estimated(
+    torch_build: Torch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exported command is run as its user would, on a ghost."""
+    monkeypatch.chdir(tmp_path)
+    config = {**TINY["gpt2"], "architectures": ["GPT2LMHeadModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    job, plan = request(str(tmp_path), offline=True, seq_len=24, checkpointing="attention-module", loss="chunked")
+    case = Case(job, plan, parse_cluster("a100-80gb"))
+    prepared = exporting.prepare(case, str(tmp_path), targets.find_target("hf-trainer"), offline=True)
+    assert prepared.export is not None
+    assert prepared.estimate is not None
+    written = {item.option: item.instead for item in prepared.export.unexpressed}
+    assert written == {"checkpointing": "full", "loss": "plain"}  # GPT-2 has no kernels of Liger's
+    for item in prepared.export.files:
+        (tmp_path / item.name).write_text(item.text)
+    _, *words = shlex.split(prepared.export.command)
+    ran = dry_run.run([sys.executable, *words, "--random-weights"], case.cluster, seconds=False).estimate
+    assert ran.fits
+    assert ran.peak.allocated_bytes == prepared.estimate.peak.allocated_bytes

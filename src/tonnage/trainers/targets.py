@@ -243,6 +243,14 @@ def spell_value(value: Any) -> str:
 
 
 __all__ = [
-    *("TARGETS", "Export", "ExportRequest", "NotExpressed", "Target", "Unexpressed"),
-    *("export_plan", "find_target", "nearest", "spell_value"),
+    "TARGETS",
+    "Export",
+    "ExportRequest",
+    "NotExpressed",
+    "Target",
+    "Unexpressed",
+    "export_plan",
+    "find_target",
+    "nearest",
+    "spell_value",
 ]
