@@ -181,6 +181,8 @@ def test_strict_takes_no_other_plan(runs: Runs) -> None:
         prepare(case_of(**SELECTIVE), strict=True)
     runs.by_engine["hf-trainer"] = estimate_of(1.0, fits=False)
     assert prepare(case_of(shard="zero3"), strict=True).export is None
+    runs.by_engine["hf-trainer"] = estimate_of(1.5)
+    assert "They take 50 % longer than the plan." in prepare(case_of(shard="zero3"), strict=True).checked
 
 
 def test_without_a_check_nothing_is_run(runs: Runs) -> None:

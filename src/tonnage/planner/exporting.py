@@ -79,13 +79,13 @@ def prepare(
     `strict` allows no other value than the plan's; without `check` nothing is estimated.  Raises UsageError where the
     target cannot do the job.
     """
-    export, problem = None, ""
+    export, refusal, problem = None, None, ""
     try:
         export = targets.export_plan(case, model, to)
     except NotExpressed as error:
         if strict or not check:
             raise
-        problem = str(error)
+        refusal, problem = error, f"cannot be written: {str(error).partition('; plan without it')[0].rstrip('.')}"
     if strict and export is not None and export.unexpressed:
         listed = "; ".join(f"{item.option}={item.value} ({item.why})" for item in export.unexpressed)
         raise UsageError(f"{to.name} cannot express {listed}. Nothing was written.")
@@ -93,8 +93,8 @@ def prepare(
     engine = to.find_engine(written.plan)
     unchecked = _explain_unchecked(written, to, engine) if check else "--no-check was given"
     if unchecked or engine is None:
-        if export is None:
-            raise UsageError(problem)
+        if refusal is not None:
+            raise refusal
         bound = _bound_liger(written, engine, progress) if check and engine is not None else ""
         return Prepared(export=export, checked=f"Not estimated: {unchecked}.{bound}")
     written = replace(written, plan=replace(written.plan, engine=engine))
@@ -111,10 +111,12 @@ def prepare(
         if problem and not strict:
             return _search(prepared, written, case, model, to, problem, offline=offline, progress=progress)
     except GhostUnavailable as error:
-        if export is None:
-            raise UsageError(problem) from error
+        if refusal is not None:
+            raise refusal from error
         return Prepared(export=export, checked=f"Not estimated: {error}")
-    return _finish(prepared, case, model) if not problem else _refuse(prepared, to, problem)
+    if prepared.estimate is None or not prepared.estimate.fits:
+        return _refuse(prepared, to, problem)
+    return _finish(prepared, case, model, f"They {problem}." if problem else "")
 
 
 def _explain_unchecked(case: Case, to: Target, engine: str | None) -> str:
@@ -145,7 +147,7 @@ def _estimate(case: Case, what: str, progress: Progress) -> tuple[Estimate | Non
     except GhostUnavailable:
         raise
     except TonnageError as error:
-        return None, f"cannot be run: {error}"
+        return None, f"cannot be run: {str(error).rstrip('.')}"
 
 
 def _judge(prepared: Prepared) -> str:
@@ -279,9 +281,9 @@ def _refuse(prepared: Prepared, to: Target, problem: str, solution: Solution | N
     """
     settings = _name_settings(prepared.export)
     if solution is not None and solution.status != "too_large":
-        reasons = [refused.why for refused in solution.refused if refused.why not in problem]
-        said = " A search: ".join([f"{to.name}: {settings} {problem}", *reasons[:1]])
-        raise UsageError(f"{said} Nothing was written; --no-check writes them all the same.")
+        reasons = [refused.why.rstrip(".") for refused in solution.refused]
+        said = [f"{to.name}: {settings} {problem}", *(why for why in reasons[:1] if why not in problem)]
+        raise UsageError(f"{'; a search: '.join(said)}. Nothing was written; --no-check writes them all the same.")
     nearest = None if solution is None else solution.nearest
     smallest = "" if nearest is None else f"; the smallest needs {format_gib(nearest.needed_bytes)}"
     none = "" if solution is None else f", and no plan that {to.name} can express fits{smallest}"
