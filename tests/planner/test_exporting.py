@@ -165,7 +165,8 @@ def test_settings_that_crash_are_not_written(runs: Runs) -> None:
 
 def test_degrees_that_the_target_has_not_are_searched_for(runs: Runs) -> None:
     runs.solution = found(1.0, shard="zero3")
-    prepared = prepare(case_of(tp=2, shard="zero3"))
+    prepared = prepare(case_of(tp=2, shard="zero3", grad_accum=2))
+    assert runs.questions[0].sequences == 2 * 4  # of the plan's four data-parallel ranks
     assert prepared.export is not None
     assert {item.option: item.instead for item in prepared.export.unexpressed}["tp"] == "1"
     assert "hf-trainer cannot do tp 2" in prepared.checked
@@ -174,6 +175,16 @@ def test_degrees_that_the_target_has_not_are_searched_for(runs: Runs) -> None:
 def test_the_plan_itself_is_estimated_and_described_once(runs: Runs) -> None:
     prepared = prepare(case_of(shard="zero3"), "torchrun")
     assert prepared.checked == "Under engine tonnage: 60.00 GiB of 80.00 GiB on each GPU, 1 s a step."
+
+
+def test_an_optimizer_that_the_trainer_cannot_divide_is_left(runs: Runs) -> None:
+    runs.solution = lambda question: (
+        found(1.0, shard="zero3")(question) if question.plan.optimizer == "adamw" else none("too_large")(question)
+    )
+    prepared = prepare(case_of(shard="zero3", optimizer="adamw-8bit"))
+    assert prepared.export is not None
+    assert {item.option: item.instead for item in prepared.export.unexpressed}["optimizer"] == "adamw"
+    assert "cannot be written: optimizer=adamw-8bit: it fails on parameters that FSDP2 divides" in prepared.checked
 
 
 def test_strict_takes_no_other_plan(runs: Runs) -> None:

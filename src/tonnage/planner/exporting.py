@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from tonnage.case import Case
 from tonnage.catalog.devices import spell_cluster
+from tonnage.catalog.optimizers import find_optimizer
 from tonnage.errors import GhostUnavailable, TonnageError, UsageError
 from tonnage.estimates import predict
 from tonnage.estimates.estimate import Estimate
@@ -182,14 +183,10 @@ def _search(
     """Return the best plan that the target can express, unless the nearest settings fit and are about as fast."""
     settings = _name_settings(prepared.export)
     progress(f"looking for a plan that {to.name} can express, because {settings} {problem}")
-    stated = _list_options(nearest)
-    try:
-        question = ask.ask(model, case.cluster, stated, offline=offline, without=list_unexpressed(to))
-        solution = ask.answer(question, top=1, explain=False, progress=progress)
-    except GhostUnavailable:
-        raise
-    except TonnageError as error:
-        solution = Solution(status="unsupported", question={}, refused=(Refused(what="all", why=str(error)),))
+    for stated in _list_options(nearest, case):
+        solution = _ask(model, case, stated, to, offline=offline, progress=progress)
+        if solution.plans:
+            break
     found = _export_best(solution, case, model, to)
     fits = prepared.estimate is not None and prepared.estimate.fits
     if found is None:
@@ -208,9 +205,25 @@ def _name_settings(export: Export | None) -> str:
     return "the plan's own settings" if export is not None and not export.unexpressed else "the nearest settings"
 
 
-def _list_options(case: Case) -> dict[str, Any]:
-    """Return the options that a search keeps: the job and its batch, and what it would not choose unasked."""
-    job, plan = case.job, case.plan
+def _ask(
+    model: str, case: Case, stated: dict[str, Any], to: Target, *, offline: bool, progress: Progress
+) -> Solution:
+    """Return the plans of a search that keeps these options.  Raises GhostUnavailable."""
+    try:
+        question = ask.ask(model, case.cluster, stated, offline=offline, without=list_unexpressed(to))
+        return ask.answer(question, top=1, explain=False, progress=progress)
+    except GhostUnavailable:
+        raise
+    except TonnageError as error:
+        return Solution(status="unsupported", question={}, refused=(Refused(what="all", why=str(error)),))
+
+
+def _list_options(nearest: Case, case: Case) -> Iterator[dict[str, Any]]:
+    """Yield the options that a search keeps: the job and its batch, and what it would not choose unasked.
+
+    Then those with AdamW in place of an optimizer that the trainer may have for fewer plans.
+    """
+    job, plan = nearest.job, nearest.plan
     chosen = ("micro_batch", "grad_accum", "pp_stages", *FAMILIES)
     kept = {
         item.name: getattr(owner, item.name)
@@ -218,9 +231,14 @@ def _list_options(case: Case) -> dict[str, Any]:
         for item, _ in options(type(owner))
         if item.name not in chosen and getattr(owner, item.name) != item.default
     }
-    tokens = job.seq_len * job.micro_batch * job.grad_accum * case.mesh.data_parallel
-    fixed = {"precision": plan.precision, "optimizer": plan.optimizer, "seq_len": job.seq_len}
-    return {**kept, **fixed, "engine": plan.engine, "global_batch_tokens": tokens}
+    planned = case.with_accumulation()
+    kept["global_batch_tokens"] = (
+        job.seq_len * planned.job.micro_batch * planned.job.grad_accum * planned.mesh.data_parallel
+    )
+    kept |= {"precision": plan.precision, "seq_len": job.seq_len, "engine": plan.engine}
+    yield {**kept, "optimizer": plan.optimizer}
+    if find_optimizer(plan.optimizer).library != "torch":
+        yield {**kept, "optimizer": "adamw"}
 
 
 def _export_best(solution: Solution, case: Case, model: str, to: Target) -> tuple[Export, Estimate] | None:
