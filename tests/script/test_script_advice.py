@@ -1,6 +1,7 @@
 """Tests of the advice for a script: settings by the script's own names, tried, and read back."""
 
 from dataclasses import replace
+from html import unescape
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tonnage.errors import TrialFailed
 from tonnage.planner.candidates import with_free_choices
 from tonnage.planner.solution import Candidate
 from tonnage.report.script import render
+from tonnage.report.script_html import page
 from tonnage.script import advice
 from tonnage.script.advice import Asked, advise
 from tonnage.script.changes import make_expandable_setting
@@ -125,7 +127,7 @@ def test_attention_is_kept_because_the_script_chooses_it():
     assert ("attention", "efficient") in {
         (name, value) for _, name, value in advice._list_stronger(best, question.cluster)
     }
-    assert advice._has_no_setting("attention", "efficient", best.job, best.plan, known, question.cluster)
+    assert advice.has_no_setting("attention", "efficient", best.job, best.plan, known, question.cluster)
 
 
 def test_settings_without_a_flag_are_put_into_the_arguments(run):
@@ -142,7 +144,7 @@ def test_a_plan_that_does_not_fit_in_the_script_is_followed_by_a_smaller_one(run
     found, scripts = run(facts(options=OPTIONS), 90 * GIB, 80 * GIB, 30 * GIB)
     assert found.status == "found"
     assert len(scripts.asked) == 3
-    assert [refused.why for refused in found.failed] == ["does not fit: the script itself needs 80.00 GiB"]
+    assert [refused.why for refused in found.failed] == ["does not fit: the script itself needs more than 80.00 GiB"]
 
 
 def test_no_plan_is_advised_that_did_not_fit_in_the_script(run):
@@ -223,6 +225,18 @@ def test_the_report_shows_both_runs(run):
     assert "env PYTORCH_ALLOC_CONF=expandable_segments:True python train.py" in " ".join(text.split())
 
 
+def test_the_page_shows_what_the_report_shows(run):
+    found, _ = run(facts(options=OPTIONS), 90 * GIB, 30 * GIB)
+    html = page(found)
+    assert all(
+        part in html for part in ("with the changes", "&gt; 90.00 GiB", "30.00 GiB", "expandable_segments:True")
+    )
+    assert all(str(setting) in unescape(html) for change in found.changes for setting in change.settings)
+    evil = replace(found, seen="<script>alert(1)</script>", command=("<img src=x>",))
+    assert "<script>alert" not in page(evil)
+    assert "<img" not in page(evil)
+
+
 def test_the_reason_for_missing_seconds_stands_below_the_changes(run):
     found, _ = run(facts(options=OPTIONS), 90 * GIB, 30 * GIB)
     why = "How fast Tesla T4 is with bf16 is not known, so neither is the step's time."
@@ -250,3 +264,11 @@ def test_a_loop_that_leaves_its_precision_to_the_launcher_gets_a_launcher_flag(r
         found, scripts = run(first, 90 * GIB, 30 * GIB, command=command)
         assert scripts.asked[1][0] == after
         assert words in " ".join(render(found).split())
+
+
+def test_a_plan_that_fits_without_the_headroom_is_said_to_fit_barely(run):
+    found, scripts = run(facts(options=OPTIONS), 90 * GIB, *[78 * GIB] * 3)
+    assert len(scripts.asked) > 2  # one that leaves more was looked for
+    assert found.status == "found"
+    assert found.answer.peak.process_bytes == 78 * GIB > found.budget_bytes
+    assert "FITS, BARELY" in render(found)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import shlex
+import textwrap
 import zipfile
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from tonnage.errors import UnreadableFile
+from tonnage.estimates.viewed import Viewed
 from tonnage.units import format_gib
 
 SCHEMA_VERSION: Final = 1
+
+_DERIVED: Final = ("schema_version", "needed_bytes")
+"""Entries of the document that are not fields of the Estimate."""
 
 CATEGORIES: Final = (
     "parameter",
@@ -135,8 +140,32 @@ class Moment:
     """Optimizer steps completed before."""
 
 
+_LONGEST_SUBJECT: Final = 60
+"""Characters of a command in the one line that `repr` prints."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class Advice:
+    """A change of a case that was run, and what it leads to."""
+
+    change: dict[str, Any]
+    """The options that change, by name, with their new values; `gpu` for other cards."""
+    command: str
+    """A command that gives this answer: the user's own with the change in it."""
+    fits: bool
+    """True if the changed case fits."""
+    peak_bytes: int
+    """Peak of the changed case's process; where it does not fit, on a card without a limit."""
+    gain_bytes: int
+    """Bytes less than the case as it was needs."""
+    step_seconds: float | None
+    """Seconds of a step with the change; None if unknown."""
+    changes_mathematics: bool
+    """True if training computes something else, or sees other data in a step."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Estimate(Viewed):
     """The needs of one rank of a Job under a Plan on a Cluster; `ranks` lists each rank that was run."""
 
     source: str
@@ -179,11 +208,48 @@ class Estimate:
     """
     notes: tuple[str, ...] = ()
     """Sentences that a reader should not miss, such as `no optimizer step was seen`."""
+    needed: Peak | None = None
+    """The peak of all steps on a card without a limit; None if they fit, or were not run there."""
+    needed_seconds: float | None = None
+    """Seconds of a step on a card without a limit; None if unknown or `needed` is None."""
+    advice: tuple[Advice, ...] = ()
+    """Changes that were tried where the steps do not fit, or only barely; best first."""
+
+    @property
+    def needed_bytes(self) -> int | None:
+        """Return the process's peak on a card without a limit; None if it fits or is unknown."""
+        return None if self.needed is None else self.needed.process_bytes
+
+    @property
+    def others_bytes(self) -> int:
+        """Return the memory that other processes of a dry-run held on this rank's card at the card's peak."""
+        own_candidates = [
+            (abs(_whole(process, "peak_bytes") - self.peak.process_bytes), card_index, index)
+            for card_index, card in enumerate(self.cards)
+            for index, process in enumerate(card.get("processes", ()))
+            if process.get("rank") == self.rank
+        ]
+        if not own_candidates:
+            return 0
+        _, card_index, own = min(own_candidates)  # processes of one rank (a trainer and its server) differ in peaks
+        processes = self.cards[card_index]["processes"]
+        return sum(_whole(process, "held_bytes") for index, process in enumerate(processes) if index != own)
+
+    @property
+    def is_tight(self) -> bool:
+        """Return True if it fits, but the upper end of its interval does not."""
+        capacity = _whole(self.cluster, "capacity_bytes")
+        return self.fits and 0 < capacity < self.peak.high_bytes + self.others_bytes
+
+    @property
+    def wants_advice(self) -> bool:
+        """Return True if it does not fit, or only barely."""
+        return not self.fits or self.is_tight
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that `--json` prints (schema_version 1)."""
         document = asdict(self)
-        return {"schema_version": SCHEMA_VERSION, **document}
+        return {"schema_version": SCHEMA_VERSION, **document, "needed_bytes": self.needed_bytes}
 
     @staticmethod
     def from_json(document: dict[str, Any]) -> Estimate:
@@ -196,7 +262,7 @@ class Estimate:
                 raise UnreadableFile(
                     f"The estimate has schema_version {version!r}; this tonnage reads {SCHEMA_VERSION}."
                 )
-            values = {name: value for name, value in document.items() if name != "schema_version"}
+            values = {name: value for name, value in document.items() if name not in _DERIVED}
             oom = values.get("oom")
             values |= {
                 "peak": Peak(**values["peak"]),
@@ -209,6 +275,8 @@ class Estimate:
                 "ranks": tuple(values.get("ranks", ())),
                 "cards": tuple(_card(card) for card in values.get("cards", ())),
                 "notes": tuple(values.get("notes", ())),
+                "needed": Peak(**values["needed"]) if values.get("needed") else None,
+                "advice": tuple(Advice(**advice) for advice in values.get("advice", ())),
             }
             return Estimate(**values)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -221,14 +289,23 @@ class Estimate:
         where = f"of {format_gib(capacity)}" if capacity else ""
         if self.fits:
             return f"fits: {need} {where}".rstrip()
-        return f"does not fit: out of memory in {self.oom.phase if self.oom else self.peak.phase} ({need} {where})"
+        whole = "" if self.needed is None else f"needs {format_gib(self.needed.process_bytes)} in all; "
+        phase = self.oom.phase if self.oom else self.peak.phase
+        return f"does not fit: {whole}out of memory in {phase} ({need} {where})"
 
-    notebook_view: ClassVar[Callable[[Estimate], str] | None] = None
-    """Renders an Estimate as HTML in notebooks; set by `tonnage.api`, because values do not know their views."""
+    def summary(self) -> str:
+        """Return the subject and the verdict in one line."""
+        command = self.job.get("command")
+        subject = shlex.join(map(str, command)) if isinstance(command, list | tuple) else self.model.get("name")
+        gpus = self.cluster.get("gpus") or 1
+        cards = f"{gpus} x {self.cluster.get('gpu')}" if gpus != 1 else self.cluster.get("gpu")
+        return f"{textwrap.shorten(str(subject), _LONGEST_SUBJECT, placeholder='...')} on {cards}: {self.verdict()}"
 
-    def _repr_html_(self) -> str | None:
-        view = type(self).notebook_view
-        return None if view is None else view(self)
+
+def _whole(values: dict[str, Any], name: str) -> int:
+    """Return a number from untyped fields; 0 where it is absent, negative or of another type."""
+    value = values.get(name)
+    return value if type(value) is int and value >= 0 else 0
 
 
 def _describe_damage(error: Exception) -> str:

@@ -5,7 +5,7 @@ of the option `--source`; a further source is one class here and one line there.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol
@@ -17,6 +17,7 @@ from tonnage.estimates import cache
 from tonnage.estimates.step_time import needs_counting
 from tonnage.ghost.process import any_libraries
 from tonnage.meta import scope
+from tonnage.plans import Allocator
 from tonnage.shallow.continuing import extend, requests_of
 from tonnage.shallow.depths import choose_depths_to_continue, layers_of, roomy, with_layers
 from tonnage.shallow.requests import Requests
@@ -25,7 +26,7 @@ from tonnage.trace.trace import Trace
 from tonnage.units import pluralise
 from tonnage.workers.worker import Worker, request
 
-ALLOCATORS: Final = ("expandable", "default")
+ALLOCATORS: Final[tuple[Allocator, ...]] = ("expandable", "default")
 """The choice between them changes where blocks are, not which are requested."""
 
 Progress = Callable[[str], None]
@@ -108,6 +109,8 @@ class Ghost:
     """True to count operations if a network's dimensions do not give its seconds (`tonnage.timing.replay`)."""
     sketched: bool = False
     """True to replace what would have to be compiled by something of the same size (`tonnage.step.flex_stub`)."""
+    adopt: Callable[[Worker], None] | None = None
+    """Takes over the worker that is started here, and closes it; None: it is closed with `stack`."""
     progress: Progress = lambda text: None
     reused: int = 0
 
@@ -187,7 +190,12 @@ class Ghost:
 
     def _start_worker(self, case: Case, steps: int = 1) -> Worker:
         if self.worker is None:
-            self.worker = self.stack.enter_context(_start(self.torch_version, self.progress))
+            worker = _start(self.torch_version, self.progress)
+            if self.adopt is None:
+                self.stack.push(worker)
+            else:
+                self.adopt(worker)
+            self.worker = worker
             steps_made = pluralise(steps + self.repeated, "step")
             self.progress(f"running {steps_made} on a ghost {case.cluster.device.id}")
         return self.worker
@@ -210,6 +218,8 @@ class Options:
     counting: bool = False
     """See Ghost."""
     sketched: bool = False
+    """See Ghost."""
+    adopt: Callable[[Worker], None] | None = None
     """See Ghost."""
     progress: Progress = lambda text: None
     """Called with a description of the current work."""
@@ -251,7 +261,7 @@ def _find(key: str | None, fresh: bool) -> Trace | None:
     return cache.find(key) if key is not None and not fresh else None
 
 
-def _with_allocator(case: Case, allocator: str) -> Case:
+def _with_allocator(case: Case, allocator: Allocator) -> Case:
     return replace(case, plan=replace(case.plan, allocator=allocator))
 
 
@@ -286,7 +296,7 @@ def _check_torch() -> None:
         )
 
 
-def _start(torch_version: str | None, progress: Progress) -> AbstractContextManager[Worker]:
+def _start(torch_version: str | None, progress: Progress) -> Worker:
     any_libraries()
     try:
         return Worker(torch_version, progress)

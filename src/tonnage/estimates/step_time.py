@@ -25,9 +25,12 @@ from tonnage.trace.operations import StepOperations
 def with_time(run: Run, case: Case, seen: Sequence[StepOperations] = ()) -> Run:
     """Return the run with the seconds of a step in its estimate, or with a sentence why they are not known.
 
-    `seen` has the operations of a step of each rank for which they were counted.
+    A step that does not fit takes no time.  `seen` has the operations of a step of each rank for which they were
+    counted.
     """
     estimate = run.estimate
+    if not estimate.fits:
+        return run
     timed_estimate = (
         add_counted_time(estimate, seen, case.cluster, case.job, case.plan) if seen else add_time(estimate, case)
     )

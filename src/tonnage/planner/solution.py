@@ -4,8 +4,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.viewed import Viewed
 from tonnage.job import Job
 from tonnage.plans import Plan
+from tonnage.units import pluralise
 
 SCHEMA_VERSION: Final = 1
 
@@ -125,7 +127,9 @@ class Remedy:
     """A change that makes a job fit."""
 
     what: str
-    """The change: `LoRA`, `--seq-len 4096`, `8 x h200`."""
+    """The change as options: `--seq-len 4096`, `--gpu 8xh200 --method lora`."""
+    command: str
+    """The question with the change in it."""
     process_bytes: int
     """Peak of the process with the change, on the ghost."""
     step_seconds: float | None
@@ -148,8 +152,8 @@ class Nearest:
     """Changes that make the job fit, each with its peak and its seconds."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Solution:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Solution(Viewed):
     """The answer of a search."""
 
     status: Status
@@ -173,6 +177,16 @@ class Solution:
     looked_at: dict[str, int] | None = None
     """The number of candidates, and of those priced, refused by bounds, and run."""
 
+    def summary(self) -> str:
+        """Return the question and the best plan's need in one line."""
+        asked = f"{self.question['model']} on {self.question['cluster']}"
+        if not self.plans:
+            return f"{asked}: {self.status}"
+        best = self.plans[0].estimate
+        seconds = best.time.get("step_seconds")
+        pace = f", {seconds:.3g} s a step" if seconds else ""
+        return f"{asked}: {pluralise(len(self.plans), 'plan')}, the best {best.verdict()}{pace}"
+
     def to_json(self) -> dict[str, Any]:
         """Return the document that `plan --json` prints (schema_version 1)."""
         return {
@@ -184,10 +198,40 @@ class Solution:
             "refused": [asdict(refused) for refused in self.refused],
             "frontier": [_with_plan(point) for point in self.frontier],
             "offers": [asdict(offer) for offer in self.offers],
-            "nearest": None if self.nearest is None else _with_plan(self.nearest),
+            "nearest": None if self.nearest is None else _describe_nearest(self.nearest),
             "unpriced": self.unpriced,
             "looked_at": self.looked_at,
         }
+
+
+def _describe_nearest(nearest: Nearest) -> dict[str, Any]:
+    """Return the document of the nearest plan; `advice` has its remedies as `estimate --json` has tried changes."""
+    advice = [
+        {
+            "change": (change := _read_options(remedy.what)),
+            "command": remedy.command,
+            "fits": True,
+            "peak_bytes": remedy.process_bytes,
+            "gain_bytes": max(nearest.needed_bytes - remedy.process_bytes, 0),
+            "step_seconds": remedy.step_seconds,
+            "changes_mathematics": not _MATHEMATICS.isdisjoint(change),
+        }
+        for remedy in nearest.remedies
+    ]
+    return {**_with_plan(nearest), "advice": advice}
+
+
+_MATHEMATICS: Final = frozenset(("method", "seq_len", "quant", "unquantized_dtype"))
+"""Options of remedies that change what training computes, or the data of a step."""
+
+
+def _read_options(what: str) -> dict[str, str | int]:
+    """Return the options of a remedy by name: `--seq-len 4096` is {"seq_len": 4096}."""
+    words = what.split()
+    return {
+        flag.removeprefix("--").replace("-", "_"): int(value) if value.isdigit() else value
+        for flag, value in zip(words[::2], words[1::2], strict=True)
+    }
 
 
 def _with_plan(value: Point | Nearest) -> dict[str, Any]:
