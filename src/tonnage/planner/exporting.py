@@ -19,7 +19,7 @@ from tonnage.catalog.optimizers import find_optimizer
 from tonnage.errors import GhostUnavailable, TonnageError, UsageError
 from tonnage.estimates import predict
 from tonnage.estimates.estimate import Estimate
-from tonnage.options import options, spell_option
+from tonnage.options import options, replace_checked, spell_option
 from tonnage.planner import ask, plan_file
 from tonnage.planner.changes import list_unexpressed
 from tonnage.planner.search_space import FAMILIES
@@ -98,7 +98,7 @@ def prepare(
             raise refusal
         bound = _bound_liger(written, engine, progress) if check and engine is not None else ""
         return Prepared(export=export, checked=f"Not estimated: {unchecked}.{bound}")
-    written = replace(written, plan=replace(written.plan, engine=engine))
+    written = replace(written, plan=replace_checked(written.plan, {"engine": engine}))
     try:
         as_planned = case.with_accumulation()
         planned, problem_of_plan = _estimate(as_planned, "the plan", progress)
@@ -124,7 +124,7 @@ def _explain_unchecked(case: Case, to: Target, engine: str | None) -> str:
     """Return why nothing can be estimated under the target's engine here; empty if it can."""
     if engine is None:
         return f"{to.name} is not run on a ghost"
-    case = replace(case, plan=replace(case.plan, engine=engine))
+    case = replace(case, plan=replace_checked(case.plan, {"engine": engine}))
     refusals = engine_of(case.plan).refusals(case)
     if refusals and all(refusal.is_of_here for refusal in refusals):
         return " and ".join(f"{refusal.reason} ({refusal.instead})" for refusal in refusals)
@@ -133,7 +133,7 @@ def _explain_unchecked(case: Case, to: Target, engine: str | None) -> str:
 
 def _bound_liger(case: Case, engine: str, progress: Progress) -> str:
     """Return a sentence about the same plan with the plain loss, which needs more, where Liger's cannot be run."""
-    plain = replace(case, plan=replace(case.plan, engine=engine, loss="plain"))
+    plain = replace(case, plan=replace_checked(case.plan, {"engine": engine, "loss": "plain"}))
     if case.plan.loss != "liger" or engine_of(plain.plan).refusals(plain):
         return ""
     estimate, _ = _estimate(plain, "the same with the plain loss", progress)
@@ -183,19 +183,17 @@ def _search(
     """Return the best plan that the target can express, unless the nearest settings fit and are about as fast."""
     settings = _name_settings(prepared.export)
     progress(f"looking for a plan that {to.name} can express, because {settings} {problem}")
+    fits = prepared.estimate is not None and prepared.estimate.fits
     for stated in _list_options(nearest, case):
         solution = _ask(model, case, stated, to, offline=offline, progress=progress)
-        if solution.plans:
+        if solution.plans or fits:
             break
     found = _export_best(solution, case, model, to)
-    fits = prepared.estimate is not None and prepared.estimate.fits
-    if found is None:
-        if fits:
-            return _finish(prepared, case, model, f"They {problem}, and no other plan of {to.name}'s is faster.")
+    if found is None and not fits:
         return _refuse(prepared, to, problem, solution)
-    export, estimate = found
-    if fits and _find_loss(estimate, prepared.estimate) > -MOST_LOSS / 2:
+    if found is None or (fits and _find_loss(found[1], prepared.estimate) > -MOST_LOSS / 2):
         return _finish(prepared, case, model, f"They {problem}, and no other plan of {to.name}'s is faster.")
+    export, estimate = found
     chosen = replace(prepared, export=export, estimate=estimate)
     return _finish(chosen, case, model, f"Another plan was taken, because {settings} {problem}.")
 
@@ -247,29 +245,29 @@ def _export_best(solution: Solution, case: Case, model: str, to: Target) -> tupl
         return None
     best = solution.plans[0]
     export = targets.export_plan(Case(best.candidate.job, best.candidate.plan, case.cluster), model, to)
-    direct = {item.option: item.why for item in _explain_directly(case, model, to)}
-    return replace(export, unexpressed=tuple(_list_differences(case, export, direct))), best.estimate
+    return replace(export, unexpressed=tuple(_list_differences(case, export, to))), best.estimate
 
 
-def _explain_directly(case: Case, model: str, to: Target) -> tuple[Unexpressed, ...]:
-    """Return the values of the plan itself that the target has no setting for, as far as it can be written."""
-    try:
-        return targets.export_plan(case, model, to).unexpressed
-    except NotExpressed:
-        return ()
-
-
-def _list_differences(case: Case, export: Export, reasons: dict[str, str]) -> Iterator[Unexpressed]:
+def _list_differences(case: Case, export: Export, to: Target) -> Iterator[Unexpressed]:
     """Yield every option with another value than the plan's."""
     planned = case.with_accumulation()
+    forced = to.overrides(planned.job, planned.plan)
     for before, after in ((planned.job, export.job), (planned.plan, export.plan)):
         for item, _ in options(type(before)):
-            option, old, new = spell_option(item.name), getattr(before, item.name), getattr(after, item.name)
-            if old != new and item.name not in _GIVEN:
-                why = reasons.get(option, f"chosen by a search among the plans of {export.target}")
-                yield Unexpressed(
-                    option=option, value=targets.spell_value(old), why=why, instead=targets.spell_value(new)
-                )
+            old, new = getattr(before, item.name), getattr(after, item.name)
+            if old == new or item.name in _GIVEN:
+                continue
+            why = f"chosen by a search among the plans of {to.name}"
+            if not to.has_setting(item.name, old, item.default):
+                why = to.explain(item.name, old)
+            elif item.name in forced:
+                why, _ = forced[item.name]
+            yield Unexpressed(
+                option=spell_option(item.name),
+                value=targets.spell_value(old),
+                why=why,
+                instead=targets.spell_value(new),
+            )
 
 
 def _finish(prepared: Prepared, case: Case, model: str, remark: str = "") -> Prepared:
@@ -278,7 +276,7 @@ def _finish(prepared: Prepared, case: Case, model: str, remark: str = "") -> Pre
     assert export is not None
     assert estimate is not None
     assert prepared.engine is not None
-    candidate = Candidate(job=export.job, plan=replace(export.plan, engine=prepared.engine))
+    candidate = Candidate(job=export.job, plan=replace_checked(export.plan, {"engine": prepared.engine}))
     choice = Choice(name=f"for {export.target}", candidate=candidate, estimate=estimate)
     gpu, gpu_memory_bytes = spell_cluster(case.cluster)
     text = plan_file.text(choice, gpu=gpu, gpu_memory_bytes=gpu_memory_bytes, model=plan_file.found_anywhere(model))
