@@ -46,7 +46,8 @@ class Runs:
         given = self.by_engine[case.plan.engine]
         if isinstance(given, Exception):
             raise given
-        return Run(estimate=replace(given, plan=asdict(case.plan)), traces=())
+        fits = given.fits or case.cluster.device.capacity_bytes > 1000 * GIB
+        return Run(estimate=replace(given, plan=asdict(case.plan), fits=fits), traces=())
 
     def search(self, question: Any, **how: Any) -> Solution:
         self.questions.append(question)
@@ -109,7 +110,10 @@ def test_another_plan_is_written_where_the_nearest_settings_do_not_fit(runs: Run
     assert prepared.export is not None
     listed = {item.option: (item.value, item.instead) for item in prepared.export.unexpressed}
     assert listed == {"checkpointing": ("selective", "full"), "micro-batch": ("1", "2"), "grad-accum": ("2", "1")}
-    assert "Another plan was taken, because the nearest settings do not fit" in prepared.checked
+    assert (
+        "Another plan was taken, because the nearest settings do not fit: they need 60.00 GiB of 80.00"
+        in prepared.checked
+    )
     [question] = runs.questions
     assert question.sequences == 16
     assert question.plan.engine == "hf-trainer"

@@ -24,6 +24,7 @@ from tonnage.planner import ask, plan_file
 from tonnage.planner.changes import list_unexpressed
 from tonnage.planner.search_space import FAMILIES
 from tonnage.planner.solution import Candidate, Choice, Refused, Solution
+from tonnage.shallow.depths import roomy
 from tonnage.trainers import engine_of, targets
 from tonnage.trainers.target import Export, File, NotExpressed, Target, Unexpressed
 from tonnage.units import format_gib
@@ -144,7 +145,11 @@ def _estimate(case: Case, what: str, progress: Progress) -> tuple[Estimate | Non
     """Return the estimate of a case, or None and what is wrong.  Raises GhostUnavailable."""
     progress(f"estimating {what}")
     try:
-        return predict.answer(case, progress=progress).estimate, ""
+        estimate = predict.answer(case, progress=progress).estimate
+        if not estimate.fits:
+            whole = predict.answer(replace(case, cluster=roomy(case.cluster)), progress=progress).estimate
+            estimate = replace(estimate, needed=whole.peak if whole.fits else None)
+        return estimate, ""
     except GhostUnavailable:
         raise
     except TonnageError as error:
@@ -156,8 +161,7 @@ def _judge(prepared: Prepared) -> str:
     estimate = prepared.estimate
     assert estimate is not None
     if not estimate.fits:
-        capacity = format_gib(estimate.cluster["capacity_bytes"])
-        return f"do not fit: they need more than {format_gib(estimate.peak.process_bytes)} of {capacity}"
+        return f"do not fit: they need {_describe_need(estimate)}"
     loss = _find_loss(estimate, prepared.planned)
     return f"take {100 * loss:.0f} % longer than the plan" if loss > MOST_LOSS else ""
 
@@ -310,11 +314,18 @@ def _refuse(prepared: Prepared, to: Target, problem: str, solution: Solution | N
 
 def _describe(estimate: Estimate) -> str:
     """Return peak and seconds of an estimate."""
-    peak, capacity = format_gib(estimate.peak.process_bytes), format_gib(estimate.cluster["capacity_bytes"])
     if not estimate.fits:
-        return f"does not fit, it needs more than {peak} of {capacity}"
+        return f"does not fit, it needs {_describe_need(estimate)}"
     seconds = estimate.time.get("step_seconds")
-    return f"{peak} of {capacity} on each GPU" + (f", {seconds:.3g} s a step" if seconds else "")
+    return f"{_describe_need(estimate)} on each GPU" + (f", {seconds:.3g} s a step" if seconds else "")
+
+
+def _describe_need(estimate: Estimate) -> str:
+    """Return the peak of all steps beside the card's memory."""
+    peak, capacity = estimate.peak.process_bytes, format_gib(estimate.cluster["capacity_bytes"])
+    if estimate.fits or estimate.needed_bytes is not None:
+        return f"{format_gib(estimate.needed_bytes or peak)} of {capacity}"
+    return f"more than {format_gib(peak)} of {capacity}"
 
 
 def _summarize(estimate: Estimate | None) -> dict[str, Any] | None:
@@ -323,7 +334,7 @@ def _summarize(estimate: Estimate | None) -> dict[str, Any] | None:
         return None
     return {
         "fits": estimate.fits,
-        "peak_bytes": estimate.peak.process_bytes,
+        "peak_bytes": estimate.needed_bytes or estimate.peak.process_bytes,
         "capacity_bytes": estimate.cluster["capacity_bytes"],
         "step_seconds": estimate.time.get("step_seconds"),
     }
