@@ -29,12 +29,7 @@ if TYPE_CHECKING:
 
 def accepts(case: Case) -> Refusal | None:
     """Return the refusal of networks that write no text, of what a ghost cannot do, or what the Trainer refuses."""
-    return (
-        _refuse_network(case)
-        or _refuse_adapters(case.job, case.plan)
-        or _refuse_masks_on_host(case.plan)
-        or trainer_accepts(case)
-    )
+    return _refuse_network(case) or _refuse_masks_on_host(case.plan) or trainer_accepts(case)
 
 
 def _refuse_network(case: Case) -> Refusal | None:
@@ -49,30 +44,6 @@ def _refuse_network(case: Case) -> Refusal | None:
     if chunked_loss.sees_too(case.job.model.config):
         name = case.job.model.config["architectures"][0]
         return Refusal(technique=engine, reason=f"{name} is not a causal language model", instead=other)
-    return None
-
-
-ADAPTERS: Final = {"lora": "fp32", "qlora": "bf16"}
-"""The dtype in which SFTTrainer makes adapters (TRL 1.16): PEFT's own, or that of the paper of QLoRA."""
-
-
-def _refuse_adapters(job: Job, plan: Plan) -> Refusal | None:
-    """Return the refusal of adapters in another dtype than SFTTrainer's, and of fp16 beside those in bf16."""
-    made = ADAPTERS.get(job.method)
-    if made is None:
-        return None
-    if plan.weights_dtype not in (None, made):
-        return Refusal(
-            technique=f"weights-dtype={plan.weights_dtype}",
-            reason=f"SFTTrainer makes the adapters of {job.method} in {made}",
-            instead="leave weights-dtype out, or choose engine hf-trainer",
-        )
-    if made == "bf16" and plan.precision == "fp16-mixed":
-        return Refusal(
-            technique=f"precision={plan.precision}",
-            reason=f"SFTTrainer makes the adapters of {job.method} in bf16, which torch's GradScaler of fp16 refuses",
-            instead="choose precision bf16-mixed, method lora, or engine hf-trainer",
-        )
     return None
 
 

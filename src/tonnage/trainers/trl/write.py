@@ -11,7 +11,6 @@ from tonnage.trainers import job_file, launching
 from tonnage.trainers.hf_trainer import write as hf_trainer
 from tonnage.trainers.hf_trainer.run import EXPRESSES
 from tonnage.trainers.target import ExportRequest, Target, Written, flat, json_file
-from tonnage.trainers.trl.run import ADAPTERS
 
 if TYPE_CHECKING:
     from tonnage.job import Job
@@ -22,6 +21,10 @@ WHY: Final = {
     "loss": "SFTTrainer always computes the loss in slices of tokens",
     "images": "SFTTrainer makes rows of images by a processor, and a plan has none",
 }
+
+
+ADAPTERS: Final = {"lora": "fp32", "qlora": "bf16"}
+"""The dtype in which SFTTrainer makes adapters (TRL 1.16): PEFT's own, or that of the paper of QLoRA."""
 
 
 def overrides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
