@@ -557,7 +557,9 @@ def test_a_card_without_bf16_is_said() -> None:
     assert "bf16" not in " ".join(exported("hf-trainer", Plan(precision="fp16-mixed"), gpus="t4").notes)
 
 
-def test_a_card_without_bf16_is_not_told_to_plan_what_was_planned():
-    notes = " ".join(exported("torchtitan", Plan(precision="fp16-mixed"), gpus="t4").notes)
-    assert "torchtitan has no setting for fp16-mixed, export to another target" in notes
-    assert "plan with precision" not in notes
+@pytest.mark.parametrize(("name", "method"), [("torchtitan", "full"), ("trl", "qlora")])
+def test_a_card_without_bf16_gets_fp32_in_place_of_fp16(name: str, method: str) -> None:
+    job = replace(job_for(targets.find_target(name)), method=method)
+    written = {gpu: exported(name, Plan(precision="fp16-mixed"), job, gpu) for gpu in ("t4", "a100-40gb")}
+    assert {gpu: made.plan.precision for gpu, made in written.items()} == {"t4": "fp32", "a100-40gb": "bf16-mixed"}
+    assert "bf16" not in " ".join(written["t4"].notes)

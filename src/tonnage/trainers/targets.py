@@ -117,7 +117,7 @@ def export_plan(case: Case, model: str, to: Target) -> Export:
         files=written.files,
         command=(f"{setting_variables} " if variables else "") + shlex.join(written.command),
         settings=written.settings,
-        notes=(*written.notes, *_note_without_bf16(request.plan, plan, to, cluster)),
+        notes=(*written.notes, *_note_without_bf16(request.plan, cluster)),
         unexpressed=tuple(
             Unexpressed(
                 option=spell_option(name),
@@ -149,15 +149,10 @@ def _with_substitutes(value: Any, substitutes: Substitutes) -> Any:
     return replace(value, **{name: new for name, (new, _) in substitutes.items() if hasattr(value, name)})
 
 
-def _note_without_bf16(written: Plan, plan: Plan, to: Target, cluster: Cluster) -> tuple[str, ...]:
-    """Return the note that bf16 is written for a card without it: the plan's own, or a substitute of the target."""
+def _note_without_bf16(written: Plan, cluster: Cluster) -> tuple[str, ...]:
+    """Return the note that bf16 is written for a card without it."""
     lacking = cluster.device.without_bf16 if written.precision.startswith("bf16") else ""
-    if not lacking:
-        return ()
-    instead = "plan with precision fp16-mixed"
-    if not plan.precision.startswith("bf16"):
-        instead = f"{to.name} has no setting for {plan.precision}, export to another target"
-    return (f"{lacking}; torch goes by way of fp32, far slower: {instead}.",)
+    return (f"{lacking}; torch goes by way of fp32, far slower: plan with precision fp16-mixed.",) if lacking else ()
 
 
 def _find_substitutes(case: Case, model: str, to: Target) -> Substitutes:
@@ -184,7 +179,11 @@ def _find_substitutes(case: Case, model: str, to: Target) -> Substitutes:
                 )
             substitutes[item.name] = (_substitute(to, item, value), reason)
     written = (_with_substitutes(job, substitutes), _with_substitutes(plan, substitutes))
-    return {**substitutes, **{name: (new, why) for name, (why, new) in to.overrides(*written).items()}}
+    substitutes |= {name: (new, why) for name, (why, new) in to.overrides(*written).items()}
+    precision, reason = substitutes.get("precision", ("", ""))
+    if precision.startswith("bf16") and case.cluster.device.without_bf16 and plan.precision.startswith("fp16"):
+        substitutes["precision"] = "fp32", reason
+    return substitutes
 
 
 def _search_command(case: Case, model: str, to: Target, item: Field[Any]) -> str:

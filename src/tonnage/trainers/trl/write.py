@@ -31,7 +31,7 @@ def overrides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
     """Return what SFTTrainer does with adapters, whatever the plan says, and what the Trainer does."""
     forced = dict(hf_trainer.overrides(job, plan))
     made = ADAPTERS.get(job.method)
-    if made is not None and plan.weights_dtype not in (None, made):
+    if made is not None and plan.weights_dtype is not None:
         forced["weights_dtype"] = (f"SFTTrainer makes the adapters of {job.method} in {made}", None)
     if made == "bf16" and plan.precision == "fp16-mixed":
         why = "SFTTrainer makes the adapters of qlora in bf16, which torch's GradScaler of fp16 refuses"
