@@ -85,6 +85,12 @@ def test_the_command_that_a_refusal_names_works(tonnage: Any, plan: str, monkeyp
     assert asked[0].methods == ("full", "lora")
 
 
+def test_a_file_in_the_way_is_told_before_anything_is_estimated(tonnage: Any, plan: str, calls: Calls) -> None:
+    assert tonnage("export", plan, "--to", "hf-trainer").code == 0
+    calls.error = CannotEstimate("Nothing is to be estimated.")
+    assert "hf-trainer has tonnage_plan.toml already" in tonnage("export", plan, "--to", "hf-trainer").err
+
+
 def test_nothing_is_written_where_nothing_fits(
     tonnage: Any, plan: str, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:

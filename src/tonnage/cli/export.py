@@ -66,12 +66,14 @@ def export(
     from tonnage.cli.progress import progress
     from tonnage.planner import exporting, plan_file
     from tonnage.trainers import cases, reread, targets
+    from tonnage.trainers.target import File
 
     target = targets.find_target(to)
     file = plan_file.read(plan)
     cluster = parse_cluster(file.gpu, gpus=None, gpu_memory_bytes=file.gpu_memory_bytes)
     case = cases.make_case(file.model, cluster, file.options, stated={}, offline=offline)
     folder = out if out is not None else Path(to)
+    _check_folder(folder, (File(name=exporting.FILE, text=""),), force)  # before what takes seconds
     with progress() as say:
         prepared = exporting.prepare(
             case, file.model, target, strict=strict, check=not no_check, offline=offline, progress=say
