@@ -4,6 +4,7 @@ tonnage.estimate("llama-3.1-8b", gpu="8xA100-80GB", seq_len=8192, shard="zero3")
 tonnage.plan("llama-3.1-8b", gpu="8xA100-80GB").plans[0].candidate.plan
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tonnage.errors import UsageError
@@ -31,6 +32,7 @@ def estimate(
     gpu: "str | Cluster | None" = None,
     gpus: int | None = None,
     gpu_memory: str | int | None = None,
+    host_memory: str | int | None = None,
     rank: int | None = None,
     steps: int | None = None,
     torch_version: str | None = None,
@@ -50,18 +52,20 @@ def estimate(
             "llama-3.1-8b", Job(seq_len=8192), Plan(shard="zero3", checkpointing="full"), "8xA100-80GB"
         )
 
-    `worker` is a warm `tonnage.Worker`, for many estimates in a row.  `source="meta"` needs no ghost: it imitates the
-    GPU on any platform, with a wider interval.  `fresh` runs the steps even if their trace is cached.  By default
-    there are three steps; if all are alike, only the first one is run and its requests are repeated
-    (`predict.usual_steps`).  If the number of `steps` is given, all of them run.  Raises UsageError, CannotEstimate
-    and their subclasses; a step that does not fit is an answer (`Estimate.fits`), not an error.
+    `host_memory` is the memory of each machine beside its GPUs, such as "256GiB"; by default what machines with this
+    card usually have.  `worker` is a warm `tonnage.Worker`, for many estimates in a row.  `source="meta"` needs no
+    ghost: it imitates the GPU on any platform, with a wider interval.  `fresh` runs the steps even if their trace is
+    cached.  By default there are three steps; if all are alike, only the first one is run and its requests are
+    repeated (`predict.usual_steps`).  If the number of `steps` is given, all of them run.
+    Raises UsageError, CannotEstimate and their subclasses; a step that does not fit is an answer (`Estimate.fits`),
+    not an error.
     """
     from tonnage.estimates import predict
     from tonnage.trainers import cases
 
     if cluster is not None and gpu is not None:
         raise UsageError("Both cluster and gpu name the GPUs; give one of the two.")
-    cluster = _parse_gpus(cluster if gpu is None else gpu, gpus, gpu_memory)
+    cluster = _parse_gpus(cluster if gpu is None else gpu, gpus, gpu_memory, host_memory)
     return predict.answer(
         cases.make_case(model, cluster, options, job=job, plan=plan, offline=offline),
         rank=rank,
@@ -99,14 +103,14 @@ def plan(
 
     `options` are fields of Job and Plan: those that are given are kept, the search chooses the others.  `method` may
     be `any`, or several methods with commas between them, which are compared.  `headroom` is the fraction of each GPU
-    that stays free.  `host_memory` limits the host memory of a machine; by default it is 512 GiB for each GPU.
+    that stays free.  `host_memory` is that of `tonnage.estimate`.
     Raises UsageError, CannotEstimate and their subclasses; that nothing fits is an answer (`Solution.status`), not an
     error.
     """
     from tonnage.planner.ask import answer, ask
     from tonnage.planner.limits import check_cards, initial_card
 
-    cluster = _parse_gpus(initial_card(find, gpu) if gpu is None else gpu, gpus, gpu_memory)
+    cluster = _parse_gpus(initial_card(find, gpu) if gpu is None else gpu, gpus, gpu_memory, host_memory)
     check_cards(find, cluster, gpu=gpu, gpus=gpus, gpu_memory=gpu_memory)
     question = ask(
         model,
@@ -118,13 +122,14 @@ def plan(
         without=without,
         allow=allow,
         headroom=headroom,
-        host_memory_bytes=_parse_memory(host_memory),
     )
     return answer(question, find, top=top, pareto=pareto, torch_version=torch_version, progress=progress)
 
 
-def _parse_gpus(gpu: "str | Cluster | None", gpus: int | None, gpu_memory: str | int | None) -> "Cluster":
-    """Return the cluster that a name such as `8xA100-80GB`, a number of GPUs and a memory describe."""
+def _parse_gpus(
+    gpu: "str | Cluster | None", gpus: int | None, gpu_memory: str | int | None, host_memory: str | int | None
+) -> "Cluster":
+    """Return the cluster that a name such as `8xA100-80GB`, a number of GPUs and the memories describe."""
     from tonnage.catalog.devices import parse_cluster
     from tonnage.cluster import Cluster
 
@@ -132,9 +137,10 @@ def _parse_gpus(gpu: "str | Cluster | None", gpus: int | None, gpu_memory: str |
         raise UsageError(
             f"GPUs are given by a name such as '8xA100-80GB' or a Cluster, not by a {type(gpu).__name__}."
         )
-    return (
-        gpu if isinstance(gpu, Cluster) else parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=_parse_memory(gpu_memory))
-    )
+    host_bytes = _parse_memory(host_memory)
+    if isinstance(gpu, Cluster):
+        return gpu if host_bytes is None else replace(gpu, host_memory_bytes=host_bytes)
+    return parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=_parse_memory(gpu_memory), host_memory_bytes=host_bytes)
 
 
 def _parse_memory(memory: str | int | None) -> int | None:

@@ -10,6 +10,7 @@ from tonnage.cli.options import (
     GpuMemory,
     Gpus,
     Here,
+    HostMemory,
     Html,
     Json,
     Save,
@@ -35,6 +36,7 @@ def dry_run(
     here: Here = False,
     gpus: Gpus = None,
     gpu_memory: GpuMemory = None,
+    host_memory: HostMemory = None,
     rank: Annotated[
         int | None,
         typer.Option(
@@ -66,7 +68,7 @@ def dry_run(
 
     wanted = Output(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check(force=force)
-    cluster = parse_cluster_options(gpu, gpus, gpu_memory, here, command)
+    cluster = parse_cluster_options(gpu, gpus, gpu_memory, here, command, host_memory=host_memory)
     with progress(moving=False) as say:
         run = dry_run.run(
             command,

@@ -61,7 +61,9 @@ def export(
 
     target = targets.find_target(to)
     file = plan_file.read(plan)
-    cluster = parse_cluster(file.gpu, gpus=None, gpu_memory_bytes=file.gpu_memory_bytes)
+    cluster = parse_cluster(
+        file.gpu, gpu_memory_bytes=file.gpu_memory_bytes, host_memory_bytes=file.host_memory_bytes
+    )
     case = cases.make_case(file.model, cluster, file.options, stated={}, offline=offline)
     with progress() as say:
         say("making the files")

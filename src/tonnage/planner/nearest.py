@@ -70,7 +70,7 @@ def _combine(need: Need, run: Estimate | None, cluster: Cluster) -> int:
     """Return the process bytes needed at least, by a probe and by a whole run, if there was one."""
     if run is None:
         return need.process_bytes
-    return max(need.process_bytes, run.peak.process_bytes if run.fits else cluster.device.capacity_bytes)
+    return max(need.process_bytes, run.peak.process_bytes if run.fits_card else cluster.device.capacity_bytes)
 
 
 def list_smallest(question: Question, count: int = SMALLEST) -> list[Candidate]:
@@ -253,13 +253,15 @@ def _add_enough_gpus(question: Question, runner: TrialRunner) -> Iterator[Varian
 
 
 def _add_host_memory(question: Question) -> Iterator[Variant]:
-    """Yield more host memory for the same cards, if its size is stated."""
-    if question.host_memory_bytes is None:
+    """Yield more host memory for the same cards, if its size is known."""
+    limit = question.cluster.host_limit_bytes
+    if limit is None:
         return
-    count = -(-question.host_memory_bytes // GIB)
+    count = -(-limit // GIB)
     for doubled in range(1, DOUBLINGS + 1):
         more = count << doubled
-        yield f"--host-memory {more}GiB", replace(question, host_memory_bytes=more * GIB)
+        cluster = replace(question.cluster, host_memory_bytes=more * GIB)
+        yield f"--host-memory {more}GiB", replace(question, cluster=cluster)
 
 
 def _take_larger_card(question: Question) -> Iterator[Variant]:
@@ -267,5 +269,5 @@ def _take_larger_card(question: Question) -> Iterator[Variant]:
     for name in CARDS:
         device = find_device(name)
         if device.capacity_bytes > cluster.device.capacity_bytes:
-            larger = Cluster(device=device, gpus_per_node=cluster.gpus_per_node, nodes=cluster.nodes)
+            larger = replace(cluster, device=device, network_bytes_per_second=None)
             yield spell_options(larger), replace(question, cluster=larger)

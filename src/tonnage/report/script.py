@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.estimate import Estimate, Host
 from tonnage.planner.describe import describe
 from tonnage.planner.solution import Refused
 from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, TIGHT, Canvas, Part, drawn, text, title
@@ -89,11 +89,14 @@ def _beside(advice: Advice) -> Table:
         rows.add_column(header=Text(heading, style="dim"), justify="right", no_wrap=True)
     rows.show_header = True
     rows.add_row("fits", *(_fits(run) for run in runs))
+    hosts = [run.host for run in runs]
+    if any(host.machine_bytes is not None for host in hosts):
+        rows.add_row("host memory of a machine", *(_host(host) for host in hosts))
     rows.add_row("peak of the process", *(_reached(run, run.peak.process_bytes) for run in runs))
     rows.add_row("allocated", *(_reached(run, run.peak.allocated_bytes) for run in runs))
     free = (run.cluster["capacity_bytes"] - run.peak.process_bytes for run in runs)
     rows.add_row(
-        "free", *(format_gib(max(left, 0)) if run.fits else "-" for run, left in zip(runs, free, strict=True))
+        "free", *(format_gib(max(left, 0)) if run.fits_card else "-" for run, left in zip(runs, free, strict=True))
     )
     if any(advice.step_seconds):
         rows.add_row("a step (time model)", *(seconds(value) for value in advice.step_seconds[: len(runs)]))
@@ -102,7 +105,13 @@ def _beside(advice: Advice) -> Table:
 
 def _reached(run: Estimate, most: int) -> str:
     """Return a peak; `>` marks the last value of a run that ended without memory."""
-    return format_gib(most) if run.fits else f"> {format_gib(most)}"
+    return format_gib(most) if run.fits_card else f"> {format_gib(most)}"
+
+
+def _host(host: Host) -> Text:
+    """Return what a machine needs of host memory, beside what it has if it does not fit."""
+    needed = "-" if host.machine_bytes is None else format_gib(host.machine_bytes)
+    return Text(needed) if host.fits else Text(f"{needed} of {format_gib(host.limit_bytes or 0)}", style=BAD)
 
 
 def _fits(run: Estimate) -> Text:
