@@ -247,9 +247,9 @@ class Estimate:
     @property
     def fits_card(self) -> bool:
         """Return True if the steps ran to their end within the GPU's capacity, whatever the host has."""
-        if self.ranks:
-            return all(rank.get("fits", self.fits) for rank in self.ranks)
-        return self.fits or (self.oom is None and not self.host.fits)
+        if self.fits or self.host.fits:
+            return self.fits
+        return self.oom is None and all(rank.get("fits", True) for rank in self.ranks)
 
     def with_host(self, host: Host) -> Estimate:
         """Return the same estimate with another memory of the host, on which its verdict depends too."""
