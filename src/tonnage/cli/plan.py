@@ -195,7 +195,7 @@ class _Outputs:
             write_text(self.html, page(solution))
         if self.save is not None and solution.plans:
             names = ("gpu", "gpu_memory_bytes", "host_memory_bytes")  # with --find, the answer
-            gpus = {name: solution.question[name] for name in names}
+            gpus = {name: solution.question.get(name) for name in names}
             model = plan_file.found_anywhere(model)
             write_text(self.save, plan_file.text(solution.plans[0], **gpus, model=model))
         return {"found": 0, "unknown": 3}.get(solution.status, 1)
@@ -232,7 +232,7 @@ def _plan_model(
         solution = ask.answer(question, find, **how, progress=say)
         cluster = question.cluster
         if find is not None:  # the GPUs may be the answer
-            name, *memory = (solution.question[key] for key in ("gpu", "gpu_memory_bytes", "host_memory_bytes"))
+            name, *memory = map(solution.question.get, ("gpu", "gpu_memory_bytes", "host_memory_bytes"))
             cluster = parse_cluster(name, gpu_memory_bytes=memory[0], host_memory_bytes=memory[1])
         if settings is not None:
             from tonnage.planner.changes import beside
