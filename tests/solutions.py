@@ -30,6 +30,11 @@ def question(model: str = "llama-3.1-8b", gpu: str = "8xa100-80gb", **options: A
     return Question(job=job, plan=Plan(**of_plan), cluster=cluster, **of_question)
 
 
+def without_host_limit(asked: Question) -> Question:
+    """Return the question for machines whose host memory is not known, so that every offload is considered."""
+    return replace(asked, cluster=replace(asked.cluster, device=replace(asked.cluster.device, host_bytes=None)))
+
+
 def possible(asked: Question, candidate: Candidate) -> bool:
     """Return whether a candidate's techniques accept the job."""
     try:
