@@ -134,8 +134,11 @@ def test_all_ranks_of_a_script_are_added_up():
     ("options", "bytes_each"),
     [
         ({"shard": "ddp"}, 4),
-        ({"shard": "ddp", "precision": "bf16-true"}, 2),
-        ({"shard": "ddp", "method": "lora"}, 2),
+        ({"shard": "ddp", "precision": "bf16-true"}, 0),
+        ({"shard": "ddp", "precision": "fp16-true"}, 2),
+        ({"shard": "ddp", "method": "lora"}, 0),
+        ({"shard": "ddp", "method": "lora", "precision": "fp16-mixed"}, 2),
+        ({"shard": "ddp", "method": "lora", "base_dtype": "fp32"}, 4),
         ({"shard": "zero3"}, 0),
         ({"shard": "zero3", "engine": "hf-trainer"}, 4),
         ({"shard": "zero3", "engine": "deepspeed"}, 0),

@@ -122,7 +122,9 @@ def loaded_bytes(case: Case, parameters: int) -> int:
     """Return the bytes of weights that each rank has in host memory before they go to its card.
 
     0 where they are loaded straight to the card or in parts: quantized weights, a network that tensor or pipeline
-    parallelism divides, and weights that the engine shards as it makes them.
+    parallelism divides, and weights that the engine shards as it makes them.  0 too for weights in the dtype of the
+    checkpoint, which transformers leaves in mapped files: all ranks share those pages, and the kernel drops them when
+    it needs room.  In another dtype each rank makes a copy of its own.
     """
     plan, job = case.plan, case.job
     divided = plan.tp * plan.pp * plan.ep > 1 or plan.shard in conventions_of(plan.engine).loads_in_parts
@@ -132,7 +134,16 @@ def loaded_bytes(case: Case, parameters: int) -> int:
     dtype = plan.weights_dtype or (plan.compute_dtype if true else "fp32")
     if job.method != "full":
         dtype = plan.base_dtype or plan.compute_dtype
-    return int(parameters * ELEMENT_BYTES[dtype])
+    return 0 if dtype == _find_checkpoint_dtype(job.model.config) else int(parameters * ELEMENT_BYTES[dtype])
+
+
+_DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+"""Dtypes of plans by torch's names."""
+
+
+def _find_checkpoint_dtype(config: Mapping[str, Any]) -> str:
+    """Return the dtype in which weights were saved; bf16, in which most are published, where no dtype is named."""
+    return _DTYPES.get(str(config.get("dtype") or config.get("torch_dtype") or ""), "bf16")
 
 
 def _copied_bytes(trace: Trace) -> tuple[int, int]:

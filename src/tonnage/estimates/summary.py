@@ -304,7 +304,7 @@ def _coverage(trace: Trace, walked: Timeline, outside: Overhead, cluster: Cluste
     if loading_bytes and "peak_bytes" in trace.host:
         modelled.append(
             f"host memory while loading: every rank has all weights there at once, {format_size(loading_bytes)}, as "
-            "from_pretrained makes them before they go to the card"
+            "from_pretrained makes them in another dtype than the checkpoint's before they go to the card"
         )
     for name, mine in (("allocated", walked.peak_allocated_bytes), ("reserved", walked.peak_reserved_bytes)):
         torchs = trace.peaks.get(f"{name}_bytes", mine)
