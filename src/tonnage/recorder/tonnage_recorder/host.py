@@ -22,6 +22,7 @@ class Zeros:
         self._live: dict[int, tuple[Any, int]] = {}
         self._live_bytes = 0
         self._looked_at = 0
+        self._is_paused = False
         self.loading_bytes = 0
         """Most bytes alive at once before the end of the first step, if `end_first_step` was called."""
 
@@ -32,6 +33,8 @@ class Zeros:
 
     def add(self, tensor: Any) -> None:
         """Count the tensor's memory for as long as it lives."""
+        if self._is_paused:
+            return
         storage = tensor.untyped_storage()
         self._drop(storage.data_ptr())
         reference = import_module("torch.multiprocessing.reductions").StorageWeakRef(storage)
@@ -40,6 +43,15 @@ class Zeros:
         count = len(self._live)
         if self._live_bytes > self._most_bytes and (count <= FEW or count > self._looked_at * 9 // 8):
             self._update_peak()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out tensors that are made meanwhile: a real program has them in mapped files."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
 
     def peak_bytes(self) -> int:
         """Return the most bytes alive at once since `end_first_step`; with many tensors, accurate to an eighth."""

@@ -127,9 +127,9 @@ def _load(policy: Policy, original: Any, cls: Any, config: Any, kwargs: dict[str
 def _from_configuration(policy: Policy, cls: Any, config: Any, kwargs: dict[str, Any]) -> Any:
     options = {key: value for key, value in kwargs.items() if key not in _LOADING_OPTIONS}
     dtype = _dtype(policy.torch, config, kwargs)
-    with policy.torch.device("cpu"):
-        model = cls._from_config(config, dtype=dtype, **options)
     mapped = dtype == getattr(config, "dtype", None)  # weights as they were saved stay in mapped files
+    with policy.torch.device("cpu"), ZEROS.paused() if mapped else contextlib.nullcontext():
+        model = cls._from_config(config, dtype=dtype, **options)
     for tensor in () if mapped else (*model.parameters(), *model.buffers()):
         if tensor.device.type == "cpu":  # DeepSpeed divides parameters on the card as they are made
             ZEROS.add(tensor)
