@@ -31,7 +31,7 @@ MESSAGE_BYTES: Final = 1 << 16
 
 def lend_torch() -> None:
     """Begin a process for each message until no one can send another."""
-    preload.imported("torch._dynamo")  # which each optimizer asks for
+    preload.try_import("torch._dynamo")  # which each optimizer asks for
     asked = socket.socket(fileno=0)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who reads the pipe sees when one has ended
     while True:
@@ -93,7 +93,7 @@ def _import_libraries(name: str) -> None:
     script = importlib.import_module(f"benchmarks.accuracy.scripts.{name}")
     getattr(script, "prepare", lambda: None)()
     for library in getattr(script, "IMPORTS", ()):
-        preload.imported(library)
+        preload.try_import(library)
     getattr(script, "rehearse", lambda: None)()
     gc.collect()
     gc.freeze()  # what was imported stays; a child that looked through it for garbage would also copy its pages

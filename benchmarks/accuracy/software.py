@@ -25,7 +25,7 @@ from benchmarks.accuracy import transformer_engine
 from benchmarks.accuracy.rows import load
 
 from tonnage.errors import TonnageError
-from tonnage.ghost.wheel import Torch, cache_folder, find, unpacked
+from tonnage.ghost.wheel import Torch, cache_folder, find, find_in_folder
 from tonnage.ghost.wheel import place as place_of_torch
 
 RECIPES: Final[dict[str, dict[str, Any]]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
@@ -116,7 +116,7 @@ def _recipe(name: str) -> dict[str, Any]:
 
 def _torch(said: str | None) -> Torch:
     if said is not None and os.sep in said:
-        return unpacked(Path(said), sys.executable)
+        return find_in_folder(Path(said), sys.executable)
     return find(sys.executable, said)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from tonnage.trainers.packages import installed
+from tonnage.trainers.packages import find_version
 
 OPTIONAL: Final = ("bitsandbytes", "torchao", "liger-kernel", "trl", "deepspeed", "megatron-core", "triton")
 """Packages that some cases need."""
@@ -77,7 +77,7 @@ def versions() -> dict[str, Any]:
         "transformers": transformers.__version__,
         "peft": peft.__version__,
         "accelerate": accelerate.__version__,
-        **{package: found for package in OPTIONAL if (found := installed(package)) is not None},
+        **{package: found for package in OPTIONAL if (found := find_version(package)) is not None},
         "driver": _text(with_nvml[0].nvmlSystemGetDriverVersion()) if with_nvml else None,
         "kernel": platform.release(),
         "gpu": properties.name,

@@ -99,11 +99,11 @@ def _import(cases: Iterable[Case], *, lean: bool) -> None:
     if lean:
         importlib.import_module("torch")
         return
-    from tonnage.workers.preload import imported
+    from tonnage.workers.preload import try_import
 
     cases = list(cases)
     for name in dict.fromkeys(name for case in cases for name in case.libraries):
-        imported(name)
+        try_import(name)
     for name in (
         "torch._dynamo",
         "torch.distributed.fsdp",
@@ -116,9 +116,9 @@ def _import(cases: Iterable[Case], *, lean: bool) -> None:
         "measure",
         "facts",
     ):
-        imported(name)
+        try_import(name)
     for kind in sorted({case.job.model.config["model_type"] for case in cases}):
-        imported(f"transformers.models.{kind}.modeling_{kind}")
+        try_import(f"transformers.models.{kind}.modeling_{kind}")
 
 
 def _take_the_usual_paths() -> None:

@@ -326,12 +326,25 @@ def _damaged(rng: random.Random, line: list[str]) -> list[str]:
     return [command, *broken]
 
 
+class _Lent(Worker):
+    """A worker that whoever gets it does not end."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.__dict__ = worker.__dict__
+
+    def close(self) -> None:
+        """Leave it open."""
+
+    def kill(self) -> None:
+        """Leave it running."""
+
+
 def commanded(asking: Asking, arguments: list[str]) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of the program, in this process and by the warm worker."""
     from tonnage.cli.main import run
 
     started = sources._start
-    sources._start = lambda torch_version, progress: contextlib.nullcontext(asking.worker)  # type: ignore[assignment]
+    sources._start = lambda torch_version, progress: _Lent(asking.worker)
     out, err = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -4,7 +4,7 @@ tonnage.estimate("llama-3.1-8b", gpu="8xA100-80GB", seq_len=8192, shard="zero3")
 tonnage.plan("llama-3.1-8b", gpu="8xA100-80GB").plans[0].candidate.plan
 """
 
-from dataclasses import replace
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from tonnage.errors import UsageError
@@ -40,6 +40,7 @@ def estimate(
     worker: Any = None,
     source: str = "ghost",
     fresh: bool = False,
+    advice: bool = True,
     progress: "Callable[[str], None]" = lambda text: None,
     **options: Any,
 ) -> "Estimate":
@@ -56,26 +57,41 @@ def estimate(
     card usually have.  `worker` is a warm `tonnage.Worker`, for many estimates in a row.  `source="meta"` needs no
     ghost: it imitates the GPU on any platform, with a wider interval.  `fresh` runs the steps even if their trace is
     cached.  By default there are three steps; if all are alike, only the first one is run and its requests are
-    repeated (`predict.usual_steps`).  If the number of `steps` is given, all of them run.
-    Raises UsageError, CannotEstimate and their subclasses; a step that does not fit is an answer (`Estimate.fits`),
-    not an error.
+    repeated (`predict.usual_steps`).  If the number of `steps` is given, all of them run.  If they do not fit, or only
+    barely, `advice` tries changes for some seconds and adds those that fit (`Estimate.advice`).  Raises UsageError,
+    CannotEstimate and their subclasses; a step that does not fit is an answer (`Estimate.fits`), not an error.
     """
-    from tonnage.estimates import predict
+    from tonnage.advice.advise import Asked, answers
     from tonnage.trainers import cases
 
     if cluster is not None and gpu is not None:
         raise UsageError("Both cluster and gpu name the GPUs; give one of the two.")
-    cluster = _parse_gpus(cluster if gpu is None else gpu, gpus, gpu_memory, host_memory)
-    return predict.answer(
-        cases.make_case(model, cluster, options, job=job, plan=plan, offline=offline),
+    cards = _parse_gpus(cluster if gpu is None else gpu, gpus, gpu_memory, host_memory)
+    asked = Asked(
+        model=model,
+        case=cases.make_case(model, cards, options, job=job, plan=plan, offline=offline),
+        options={**_list_fields(job), **_list_fields(plan), **options},
         rank=rank,
         steps=steps,
+    )
+    *_, run = answers(
+        asked,
+        advise=advice,
         torch_version=torch_version,
         worker=worker,
         source=source,
         fresh=fresh,
         progress=progress,
-    ).estimate
+    )
+    return run.estimate
+
+
+def _list_fields(value: "Job | Plan | None") -> dict[str, Any]:
+    """Return the fields of a Job or a Plan that differ from their defaults."""
+    if value is None:
+        return {}
+    named = ((item.name, getattr(value, item.name), item.default) for item in dataclasses.fields(value))
+    return {name: chosen for name, chosen, default in named if name != "model" and chosen != default}
 
 
 def plan(
@@ -139,7 +155,7 @@ def _parse_gpus(
         )
     host_bytes = _parse_memory(host_memory)
     if isinstance(gpu, Cluster):
-        return gpu if host_bytes is None else replace(gpu, host_memory_bytes=host_bytes)
+        return gpu if host_bytes is None else dataclasses.replace(gpu, host_memory_bytes=host_bytes)
     return parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=_parse_memory(gpu_memory), host_memory_bytes=host_bytes)
 
 

@@ -422,7 +422,7 @@ from tonnage.workers import preload
 from tonnage_recorder import native
 
 for name in compilers.IMPORTS:
-    preload.imported(name)
+    preload.try_import(name)
 compilers.read()
 compilers.rehearse()
 print(torch.cuda.is_initialized(), threading.active_count())

@@ -18,7 +18,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where software lies in this test; torch is the installed one, without looking for it."""
     monkeypatch.setenv("TONNAGE_CACHE", str(tmp_path))
     monkeypatch.setattr(software, "find", lambda python, version=None: torch(version or "installed"))
-    monkeypatch.setattr(software, "unpacked", lambda folder, python: torch(folder.name))
+    monkeypatch.setattr(software, "find_in_folder", lambda folder, python: torch(folder.name))
     return tmp_path / "software"
 
 

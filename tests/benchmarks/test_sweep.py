@@ -13,7 +13,7 @@ from networks import tiny_job
 from tonnage.catalog.devices import parse_cluster
 from tonnage.plans import Plan
 from tonnage.trainers import engine_of, libraries
-from tonnage.trainers.packages import installed
+from tonnage.trainers.packages import find_version
 from tonnage.workers.worker import Worker
 
 ANSWERED = 5
@@ -38,7 +38,7 @@ def test_differences_are_told_by_their_place() -> None:
 
 def first(name: str, networks: tuple[str, ...], engine: str) -> Case:
     """The first case of an engine; skipped where its packages are not installed."""
-    missing = [package for package in engine_of(Plan(engine=engine)).packages if installed(package) is None]
+    missing = [package for package in engine_of(Plan(engine=engine)).packages if find_version(package) is None]
     if missing:
         pytest.skip(f"{missing[0]} is not installed")
     return case(f"ci-{name}", networks, (3,), engine)
@@ -79,7 +79,7 @@ def test_what_is_exported_needs_what_was_estimated(asking: Asking, engine: str) 
 def test_rows_of_images_need_what_was_estimated(
     asking: Asking, name: str, engine: str, gpus: str, plan: dict[str, str]
 ) -> None:
-    if missing := [package for package in engine_of(Plan(engine=engine)).packages if installed(package) is None]:
+    if missing := [package for package in engine_of(Plan(engine=engine)).packages if find_version(package) is None]:
         pytest.skip(f"{missing[0]} is not installed")
     one = Case(number=name, job=tiny_job(name), plan=Plan(engine=engine, **plan), cluster=parse_cluster(gpus))
     found = delivered(asking, one, None)

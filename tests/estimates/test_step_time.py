@@ -7,7 +7,7 @@ from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.catalog.models import find_model
 from tonnage.estimates.estimate import Estimate
-from tonnage.estimates.step_time import timed
+from tonnage.estimates.step_time import add_time
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
@@ -22,7 +22,9 @@ def job(name):
 
 
 def test_an_estimate_says_how_long_a_step_takes():
-    found = timed(estimates.fitting(), Case(job("llama-3.1-8b"), Plan(precision="bf16-true"), parse_cluster("h200")))
+    found = add_time(
+        estimates.fitting(), Case(job("llama-3.1-8b"), Plan(precision="bf16-true"), parse_cluster("h200"))
+    )
     assert set(found.time) >= set(EMPTY)
     assert found.time["low_seconds"] < found.time["step_seconds"] < found.time["high_seconds"]
     assert found.time["step_seconds"] == pytest.approx(0.488, rel=0.2)  # what our H200 took
@@ -45,13 +47,13 @@ def test_an_estimate_says_how_long_a_step_takes():
 )
 def test_what_is_not_known_stays_null_with_a_sentence(name, cluster, plan, why):
     before = estimates.fitting()
-    found = timed(before, Case(job(name), plan, parse_cluster(cluster)))
+    found = add_time(before, Case(job(name), plan, parse_cluster(cluster)))
     assert found.time == before.time == EMPTY
     assert why in found.coverage.modelled[-1]
 
 
 def test_a_factory_has_no_time():
     made = Job(model=ModelRef(name="own", kind="factory", factory="package.module:make"))
-    found = timed(estimates.fitting(), Case(made, Plan(), parse_cluster("h200")))
+    found = add_time(estimates.fitting(), Case(made, Plan(), parse_cluster("h200")))
     assert found.time == EMPTY
     assert "factory" in found.coverage.modelled[-1]

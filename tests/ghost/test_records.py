@@ -8,7 +8,7 @@ import numpy as np
 
 from tonnage.ghost import process
 from tonnage.ghost.process import PATH
-from tonnage.trace.trace import Activity, packed
+from tonnage.trace.trace import Activity, pack_activity
 
 sys.path.extend(PATH.split(":"))
 from tonnage_recorder import layout, records
@@ -41,6 +41,6 @@ def test_records_of_the_log_have_the_same_codes() -> None:
 
 
 def test_records_are_read_as_the_ghost_writes_them() -> None:
-    record = packed(Activity("vm_map", "", 7, 0, (1, 2, 3), 4, 5, 2**33, 4096, 8192), {"": 0})
+    record = pack_activity(Activity("vm_map", "", 7, 0, (1, 2, 3), 4, 5, 2**33, 4096, 8192), {"": 0})
     [(kind, mark, count, *addresses)] = np.frombuffer(record, dtype=records.RECORD).tolist()
     assert (layout.KERNEL_KINDS[kind], mark, count, addresses) == ("vm_map", 7, 2**33, [4096, 8192])

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tonnage.ghost.process import PATH
-from tonnage.trace.trace import Activity, packed
+from tonnage.trace.trace import Activity, pack_activity
 
 sys.path.extend(PATH.split(":"))
 from tonnage_inside import requested
@@ -15,7 +15,7 @@ from tonnage_recorder import written
 
 
 def of_card(kind: str, block: int, count: int) -> bytes:
-    return packed(Activity(kind, "", block, 0, (0, 0, 0), 0, 0, count, 4096, 0), {"": 0})
+    return pack_activity(Activity(kind, "", block, 0, (0, 0, 0), 0, 0, count, 4096, 0), {"": 0})
 
 
 def told(action: str, size: int) -> dict[str, object]:

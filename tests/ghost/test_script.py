@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tonnage.plans import Plan
-from tonnage.script.facts import Facts, seen, understood
+from tonnage.script.facts import Facts, describe_recognised, understood
 
 pytestmark = pytest.mark.ghost
 
@@ -52,10 +52,10 @@ def test_a_loop_with_accelerate(dry_run: Any) -> None:
     assert facts.recorded["accelerator"]["gradient_accumulation_steps"] == 2
     assert facts.given == ["mixed_precision", "gradient_accumulation_steps"]
     assert facts.recorded["optimizer"] == {"class": "torch.optim.adamw.AdamW", "fused": False, "foreach": None}
-    assert "LlamaForCausalLM (139,584 parameters), batches of 4 x 128 tokens" in seen(facts)
+    assert "LlamaForCausalLM (139,584 parameters), batches of 4 x 128 tokens" in describe_recognised(facts)
 
 
 def test_a_plain_loop(dry_run: Any) -> None:
     answer = dry_run("families.py", "llama", "--precision", "fp16-mixed")
     facts = Facts.of(answer.run.traces[0])
-    assert seen(facts) == "a loop of its own, LlamaForCausalLM (139,584 parameters)"
+    assert describe_recognised(facts) == "a loop of its own, LlamaForCausalLM (139,584 parameters)"

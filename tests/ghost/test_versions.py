@@ -49,7 +49,7 @@ def event(action: str, note: str | None = None) -> dict[str, Any]:
 
 
 def marks(events: list[dict[str, Any]], positions: dict[int, int], ooms: tuple[int, ...] = ()) -> list[int]:
-    watch = SimpleNamespace(positions=positions, oom_marks=ooms, read_handed=0)
+    watch = SimpleNamespace(positions=positions, oom_marks=ooms, early_block_count=0)
     return list(written.event_marks(written.fields_of(events), watch))
 
 

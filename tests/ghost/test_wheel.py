@@ -177,10 +177,10 @@ def test_a_torch_that_is_too_old_is_refused_before_it_is_fetched(tmp_path: Path,
 def test_a_folder_may_hold_an_older_torch(tmp_path: Path) -> None:
     folder = make_torch(tmp_path / "older", "2.5.1", "12.4")
     (folder / "torch" / "version.py").write_text("__version__ = '2.5.1+cu124'\ncuda: Optional[str] = '12.4'\n")
-    found = wheel.unpacked(folder, sys.executable)
+    found = wheel.find_in_folder(folder, sys.executable)
     assert (found.version, found.cuda_major, found.path) == ("2.5.1", 12, folder)
     with pytest.raises(GhostUnavailable, match="cpu holds no CUDA build"):
-        wheel.unpacked(make_torch(tmp_path / "cpu", "2.5.1+cpu", None), sys.executable)
+        wheel.find_in_folder(make_torch(tmp_path / "cpu", "2.5.1+cpu", None), sys.executable)
 
 
 def test_a_python_without_torch_is_named(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_default_that_the_search_may_change_is_no_contradiction() -> None:
 
 
 def test_missing_trainer_does_not_raise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "installed", lambda package: None)
+    monkeypatch.setattr(engine, "find_version", lambda package: None)
     check_possible(asked("a100-40gb", engine="torchtitan"))
 
 

@@ -245,7 +245,7 @@ def test_unknown_find_raises():
 
 @pytest.mark.parametrize("find", [None, *limits.FINDS])
 def test_missing_trainer_is_reported_before_any_pricing(find, monkeypatch):
-    monkeypatch.setattr(engine, "installed", lambda package: None)
+    monkeypatch.setattr(engine, "find_version", lambda package: None)
     asked, formula = question(gpu="8xa100-80gb", model="llama-3.2-1b", engine="torchtitan"), FormulaRunner()
     solution = find_limit(find, asked) if find else search(asked, formula)
     assert (solution.status, solution.looked_at) == ("unsupported", None)

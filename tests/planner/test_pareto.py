@@ -49,5 +49,5 @@ def test_points_say_whether_they_fit_and_were_run():
     text = " ".join(plans.render(found).split())
     assert text.count("more than the card has") == len([point for point in found.frontier if not point.fits])
     probed = next(point for point in found.frontier if not point.fits)
-    assert plans.needed(probed) == format_gib(probed.process_bytes)
-    assert plans.needed(replace(probed, whole=False)) == f"~{format_gib(probed.process_bytes)}"
+    assert plans.describe_need(probed) == format_gib(probed.process_bytes)
+    assert plans.describe_need(replace(probed, whole=False)) == f"~{format_gib(probed.process_bytes)}"

@@ -42,10 +42,10 @@ def test_memory_of_other_processes_is_not_free():
         {"process": 9, "rank": None, "held_bytes": 2**30, "peak_bytes": 2**30},
     )
     shared = replace(estimate, cards=({"index": 0, "peak_bytes": own + 4 * 2**30, "processes": processes},))
-    assert wording.others_bytes(shared) == 4 * 2**30
+    assert shared.others_bytes == 4 * 2**30
     assert wording.free_bytes(shared) == max(wording.free_bytes(estimate) - 4 * 2**30, 0)
     assert "beside 4.00 GiB of other processes" in wording.need(shared)
-    assert wording.others_bytes(estimate) == 0
+    assert estimate.others_bytes == 0
 
 
 @pytest.mark.parametrize(

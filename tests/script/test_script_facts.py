@@ -6,7 +6,7 @@ import pytest
 from notes import LOOP, SFT, facts
 
 from tonnage.plans import Plan
-from tonnage.script.facts import NotUnderstood, seen, understood
+from tonnage.script.facts import NotUnderstood, describe_recognised, understood
 
 LORA = {"peft_type": "LORA", "r": 8, "target_modules": ["model.layers.0.self_attn.q_proj", "v_proj"]}
 FSDP = {"version": 2, "reshard_after_forward": True, "offload": False, "activation_checkpointing": True}
@@ -21,7 +21,9 @@ def test_a_trainer():
     assert (found.job.micro_batch, found.job.grad_accum, found.job.seq_len) == (4, 2, 1024)
     assert found.job.model.config["architectures"] == ["LlamaForCausalLM"]
     assert found.plan == Plan(engine="hf-trainer", optimizer="adamw-foreach", clip_grad_norm=1)
-    assert seen(facts()).startswith("Trainer with TrainingArguments, LlamaForCausalLM (1.24 B parameters)")
+    assert describe_recognised(facts()).startswith(
+        "Trainer with TrainingArguments, LlamaForCausalLM (1.24 B parameters)"
+    )
 
 
 @pytest.mark.parametrize(

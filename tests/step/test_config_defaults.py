@@ -13,7 +13,7 @@ from tonnage.catalog.models import find_model, model_names
 from tonnage.model import ModelRef
 from tonnage.step import heads, model
 from tonnage.step.config_defaults import describe_unstated_sizes
-from tonnage.step.remarks import remarked
+from tonnage.step.remarks import list_remarks
 
 LLAMA = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
 
@@ -66,7 +66,7 @@ def test_a_network_says_so_for_as_long_as_it_lives() -> None:
     ref = ModelRef(name="strange", kind="config", config=config)
     sentence = "the configuration leaves out vocab_size: vocab_size 32,000, as in transformers"
     network = model.build(ref, dtype=torch.float32, attention=None, device=torch.device("meta"))
-    assert sentence in remarked()
+    assert sentence in list_remarks()
     del network
     gc.collect()
-    assert sentence not in remarked()
+    assert sentence not in list_remarks()

@@ -16,7 +16,7 @@ def asked(kind: str, **job: Any) -> dict[str, Any]:
     wanted = tiny_job(kind, **job)
     module = model.build(wanted.model, dtype=torch.float32, attention=None, device=torch.device("meta"))
     sounds = {generation.SOUNDS: torch.zeros(2, 8, 30)}
-    return generation.asked(wanted, generation.network_in(module, wanted), CPU, lambda: sounds)
+    return generation.make_arguments(wanted, generation.network_in(module, wanted), CPU, lambda: sounds)
 
 
 def test_a_prompt_and_what_follows_are_a_sequence() -> None:

@@ -11,7 +11,7 @@ from tonnage.errors import CannotEstimate, UnreadableModel
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.step import heads, model
-from tonnage.step.remarks import remark, remarked
+from tonnage.step.remarks import list_remarks, remark
 
 META = torch.device("meta")
 TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -115,9 +115,9 @@ def test_remarks_live_as_long_as_their_network() -> None:
     network = torch.nn.Identity()
     remark(network, "a sentence of its own")
     remark(network, "a sentence of its own")
-    assert remarked().count("a sentence of its own") == 1
+    assert list_remarks().count("a sentence of its own") == 1
     del network
-    assert "a sentence of its own" not in remarked()
+    assert "a sentence of its own" not in list_remarks()
 
 
 def test_weights_of_old_constructors_get_memory_where_the_others_do() -> None:
@@ -128,7 +128,7 @@ def test_weights_of_old_constructors_get_memory_where_the_others_do() -> None:
     )  # fmt: skip
     assert all(parameter.is_meta for parameter in network.parameters())
     assert network.config.layerdrop == 0.0
-    assert "layerdrop drops no layer: the step that needs most" in remarked()
+    assert "layerdrop drops no layer: the step that needs most" in list_remarks()
 
 
 @pytest.mark.parametrize(("text", "whole", "tied"), [(False, None, False), (True, None, True), (False, True, True)])

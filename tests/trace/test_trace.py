@@ -77,7 +77,7 @@ def test_equal_exchanges_are_listed_once() -> None:
         exchange("AllGather", 0, (2, 2, 0), 512),
     ]
     indices = {"AllGather": 0, "Send": 1}
-    log = example().log + b"".join(traces.packed(each, indices) for each in exchanges)
+    log = example().log + b"".join(traces.pack_activity(each, indices) for each in exchanges)
     trace = replace(example(), names=tuple(indices), log=log)
     assert list(trace.activities("collective")) == exchanges
     distinct = [("AllGather", (4, 1, 2), 0), ("Send", (4, 1, 2), 3), ("AllGather", (2, 2, 0), 0)]

@@ -33,7 +33,7 @@ def plan_for(trainer: Engine, **fields: str) -> Plan:
 @pytest.fixture(params=TRAINERS, ids=lambda trainer: trainer.name)
 def trainer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Every engine, with all packages installed."""
-    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
     found: Engine = request.param
     return found
 
@@ -102,14 +102,14 @@ def test_several_gpus_are_never_alone(trainer: Engine) -> None:
 
 
 def test_what_no_package_would_help_is_said_first(trainer: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "installed", lambda package: None)
+    monkeypatch.setattr(engine, "find_version", lambda package: None)
     plan = dataclasses.replace(plan_for(trainer), optimizer_in_backward=True)
     first, *_ = trainer.refusals(Case(tiny_job(), plan, ONE))
     assert first.technique == "optimizer-in-backward=on"
 
 
 def test_a_missing_package_is_said(trainer: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "installed", lambda package: None)
+    monkeypatch.setattr(engine, "find_version", lambda package: None)
     assert f"engine={trainer.name}: the package {trainer.packages[0]} is not installed" in refused(
         trainer, plan_for(trainer)
     )
@@ -138,8 +138,8 @@ print({"torch", "transformers", "accelerate", "deepspeed", "trl"} & set(sys.modu
 def test_optimizers_that_know_no_dtensors_are_refused_under_fsdp(
     name: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
-    monkeypatch.setattr(hf_trainer, "installed", lambda package: "1.0")
+    monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
+    monkeypatch.setattr(hf_trainer, "find_version", lambda package: "1.0")
     trainer = engine_of(Plan(engine=name))
     divided = refused(trainer, plan_for(trainer, optimizer=optimizer, shard="zero3"), gpus="8xa100-80gb")
     assert divided.startswith(f"optimizer={optimizer}: it fails on parameters that FSDP2 divides")
@@ -166,7 +166,7 @@ def test_optimizers_that_know_no_dtensors_are_refused_under_fsdp(
 def test_where_states_are_brought_is_the_trainers_choice(
     name: str, plan: dict[str, str], place: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
     trainer = engine_of(Plan(engine=name))
     found = refused(trainer, plan_for(trainer, **plan), tiny_job(resume=place), gpus="8xa100-80gb")
     assert found.endswith(said)
@@ -175,7 +175,7 @@ def test_where_states_are_brought_is_the_trainers_choice(
 
 @pytest.mark.parametrize("name", ["hf-trainer", "trl", "accelerate"])
 def test_parts_are_those_of_fsdp(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
     trainer, job = engine_of(Plan(engine=name)), tiny_job(save_checkpoint="sharded")
     assert refused(trainer, plan_for(trainer, shard="zero3"), job, "8xa100-80gb") == ""
     said = refused(trainer, plan_for(trainer, shard="ddp"), job, "8xa100-80gb")
@@ -186,7 +186,7 @@ def test_parts_are_those_of_fsdp(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_deepspeed_does_not_divide_is_saved_whole(
     gpus: str, shard: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
     trainer, job = engine_of(Plan(engine="deepspeed")), tiny_job(save_checkpoint="full")
     assert refused(trainer, plan_for(trainer, shard=shard), job, gpus) == ""
     said = refused(trainer, plan_for(trainer, shard="zero2"), job, "8xa100-80gb")
@@ -206,7 +206,7 @@ def test_accelerates_networks_generate_where_they_can(
     plan: dict[str, str], job: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("peft")
-    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
     trainer = engine_of(Plan(engine="accelerate"))
     found = refused(trainer, plan_for(trainer, **plan), tiny_job(generate=4, **job), "8xa100-80gb")
     assert found.endswith(said)
@@ -214,8 +214,8 @@ def test_accelerates_networks_generate_where_they_can(
 
 
 def test_ligers_package_is_wanted_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf_trainer, "installed", lambda package: None)
-    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    monkeypatch.setattr(hf_trainer, "find_version", lambda package: None)
+    monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
     said = refused(hf_trainer.HF_TRAINER, Plan(engine="hf-trainer", loss="liger"))
     assert (
         said
@@ -227,7 +227,7 @@ def test_ligers_package_is_wanted_where_it_is_asked_for(monkeypatch: pytest.Monk
 
 def test_sft_refuses_other_networks_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no other loss that could be chosen."""
-    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
     job = tiny_job("t5")
     assert refused(engine_of(Plan(engine="trl")), Plan(engine="trl", loss="chunked"), job) == (
         "engine=trl: t5 is an encoder-decoder; choose engine hf-trainer."
@@ -281,7 +281,7 @@ def test_sft_leaves_what_is_not_quantized_unless_its_user_has_it_prepared() -> N
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mixtral", "qwen3_moe", "gpt2"])
 def test_megatron_takes_networks_that_it_has_itself(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
     assert refused(megatron.MEGATRON, Plan(engine="megatron"), tiny_job(kind)) == ""
 
 
@@ -300,7 +300,7 @@ def test_megatron_takes_networks_that_it_has_itself(kind: str, monkeypatch: pyte
 def test_megatron_says_what_it_has_no_layers_for(
     kind: str, said: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
     job = tiny_job(kind)
     job = dataclasses.replace(job, model=dataclasses.replace(job.model, config={**job.model.config, **said}))
     assert reason in refused(megatron.MEGATRON, Plan(engine="megatron"), job)
@@ -319,14 +319,14 @@ def test_megatron_says_what_it_has_no_layers_for(
 def test_megatrons_degrees_divide_what_there_is(
     kind: str, plan: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
     found = refused(megatron.MEGATRON, Plan(engine="megatron", shard="zero1", **plan), tiny_job(kind), "8xa100-80gb")
     assert reason in found
     assert bool(found) == bool(reason)
 
 
 def test_megatrons_learned_positions_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
     said = refused(megatron.MEGATRON, Plan(engine="megatron"), tiny_job("gpt2", seq_len=65))
     assert said.endswith("has a table of 64 positions; choose seq-len 64 or less.")
 

@@ -18,7 +18,7 @@ from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
 from tonnage.trainers import engine_of
-from tonnage.trainers.packages import installed
+from tonnage.trainers.packages import find_version
 from tonnage.workers.worker import Worker
 
 pytestmark = pytest.mark.ghost
@@ -40,7 +40,7 @@ JOB = Job(model=TINY, seq_len=256, micro_batch=2)
 def run(worker: Worker, engine: str, gpu: str = "a100-40gb", job: Job = JOB, rank: int = 0, **plan: Any) -> Run:
     """An estimate whose walk agrees with torch's counters, of three steps."""
     packages = engine_of(Plan(engine=engine)).packages or ("torch",)
-    missing = [package for package in packages if installed(package) is None]
+    missing = [package for package in packages if find_version(package) is None]
     if missing:
         pytest.skip(f"{missing[0]} is not installed")
     found = estimate(Case(job, Plan(engine=engine, **plan), parse_cluster(gpu)), worker=worker, rank=rank)

@@ -14,7 +14,7 @@ from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
 from tonnage.trainers import engine_of
-from tonnage.trainers.packages import installed
+from tonnage.trainers.packages import find_version
 from tonnage.workers.worker import Worker
 
 WIDTH, INNER, EXPERTS = 128, 64, 8
@@ -52,7 +52,7 @@ def job(name: str, **changed: Any) -> Job:
 
 def run(worker: Worker, asked: Job, gpus: str = "8xa100-40gb", **plan: Any) -> Run:
     """An estimate of rank 3, or of the only one."""
-    if installed("torchtitan") is None:
+    if find_version("torchtitan") is None:
         pytest.skip("torchtitan is not installed")
     chosen = Plan(engine="torchtitan", **{"attention": "flash", "shard": "zero3", **plan})
     cluster = parse_cluster(gpus)

@@ -40,7 +40,7 @@ def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_an_import_that_queries_the_card_gets_an_ordinary_one() -> None:
-    assert preload.imported("preload_asks")
+    assert preload.try_import("preload_asks")
     assert sys.modules["preload_asks"].CAPABILITY == preload.CAPABILITY
     assert sys.modules["preload_asks"].MAJOR == preload.CAPABILITY[0]
     assert not torch.cuda.is_initialized()
@@ -50,7 +50,7 @@ def test_an_import_that_queries_the_card_gets_an_ordinary_one() -> None:
 def test_a_kept_reference_to_a_query_function_is_the_real_one_afterwards(name: str) -> None:
     function = torch.cuda.get_device_properties
     code = function.__code__, torch.cuda.current_device.__code__, torch.cuda._lazy_init.__code__
-    if preload.imported(name):
+    if preload.try_import(name):
         assert sys.modules[name].KEPT is function
     assert (function.__code__, torch.cuda.current_device.__code__, torch.cuda._lazy_init.__code__) == code
 
@@ -59,7 +59,7 @@ def test_torch_compile_learns_of_the_forks_own_card(torch_build: Torch) -> None:
     """Its interface keeps torch.cuda's functions from the moment it is imported."""
     print_card = (
         "from tonnage.workers import preload\n"
-        "assert preload.imported('torch._dynamo.device_interface')\n"
+        "assert preload.try_import('torch._dynamo.device_interface')\n"
         "from torch._dynamo.device_interface import get_interface_for_device\n"
         "card = get_interface_for_device('cuda').get_device_properties(0)\n"
         "print(card.multi_processor_count, card.total_memory)"
@@ -71,7 +71,7 @@ def test_torch_compile_learns_of_the_forks_own_card(torch_build: Torch) -> None:
 
 @pytest.mark.parametrize("name", ["preload_touches", "preload_breaks"])
 def test_an_import_that_needs_cuda_is_undone(name: str) -> None:
-    assert not preload.imported(name)
+    assert not preload.try_import(name)
     assert not any(name.startswith("preload_") for name in sys.modules)
     assert not torch.cuda.is_initialized()
 
@@ -81,7 +81,7 @@ def test_a_broken_module_raises_its_error_where_it_is_imported_again(torch_build
     (tmp_path / "preload_lacks.py").write_text("import torch.distributed._symmetric_memory\nimport preload_missing")
     again = (
         "from tonnage.workers import preload\n"
-        "assert not preload.imported('preload_lacks')\n"
+        "assert not preload.try_import('preload_lacks')\n"
         "try: import preload_lacks\n"
         "except Exception as error: print(type(error).__name__, error.name)"
     )
@@ -96,10 +96,10 @@ def test_parent_packages_of_a_module_get_an_ordinary_card_too(tmp_path: Path) ->
     package.mkdir()
     (package / "__init__.py").write_text(ASKS)
     (package / "part.py").write_text("")
-    assert preload.imported("preload_package.part")
+    assert preload.try_import("preload_package.part")
     assert sys.modules["preload_package"].CAPABILITY == preload.CAPABILITY
 
 
 @pytest.mark.parametrize("name", ["no_such_package", "no_such_package.inside"])
 def test_a_missing_module_is_not_imported(name: str) -> None:
-    assert not preload.imported(name)
+    assert not preload.try_import(name)

@@ -43,7 +43,7 @@ def test_modules_of_nested_networks_are_imported_once_for_all_forks(server: Any)
 
 def test_import_errors_are_left_to_the_fork(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(server.preload, "imported", lambda name: asked.append(name))
+    monkeypatch.setattr(server.preload, "try_import", lambda name: asked.append(name))
     server._import_libraries(seeing())
     assert modeling_modules.NAMES in asked
     assert not any("modeling" in name for name in asked)

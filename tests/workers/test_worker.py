@@ -169,7 +169,6 @@ def test_a_network_that_cannot_be_built_is_told_as_that(worker: Worker) -> None:
 def test_closing_twice_is_closing(torch_build: Torch) -> None:
     mine = psutil.Process()
     gc.collect()  # else what an earlier test has left open is closed meanwhile
-    psutil.wait_procs(mine.children(), timeout=120)  # the pipe of a child that is ending counts
     descriptors = mine.num_fds()
     worker = Worker()
     folder = worker._folder

@@ -73,18 +73,29 @@ def _is_page(path: Path) -> bool:
     return beginning.startswith(b"<!DOCTYPE html>") and b'<div class="tonnage">' in beginning
 
 
-def deliver(estimate: "Estimate", traces: Callable[[], Sequence["Trace"]], wanted: Output) -> int:
+def deliver(
+    estimate: "Estimate",
+    traces: Callable[[], Sequence["Trace"]],
+    wanted: Output,
+    complete: Callable[[], "Estimate"] | None = None,
+) -> int:
     """Print the answer, write the files, and return the exit code: 0 fits, 1 does not.
 
-    `traces` is called only when a file needs them; it returns the estimate's own rank first.  Standard output is
-    written before files, so that a full disk does not lose the answer.
+    `traces` is called only when a file needs them; it returns the estimate's own rank first.  `complete` takes time
+    and returns the estimate with advice: the verdict is printed before.  Standard output is written before files, so
+    that a full disk does not lose the answer.
     """
+    from tonnage.report.terminal import render, render_advice
+
+    view: dict[str, Any] = {"width": width(), "colour": colour(), "unicode": unicode()}
+    if not wanted.json:
+        emit(render(estimate, **view))
+    if complete is not None:
+        estimate = complete()
+        if not wanted.json:
+            emit(render_advice(estimate, **view))
     if wanted.json:
         print_json(estimate.to_json())
-    else:
-        from tonnage.report.terminal import render
-
-        emit(render(estimate, width=width(), colour=colour(), unicode=unicode()))
     if wanted.save is not None:
         from tonnage.estimates import archive
 

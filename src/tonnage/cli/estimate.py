@@ -1,11 +1,14 @@
 """`tonnage estimate MODEL`: predict the memory and time of a training step from the name of a model."""
 
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tonnage.cli.options import (
+    Advised,
     Force,
     Gpu,
     GpuMemory,
@@ -23,6 +26,9 @@ from tonnage.cli.options import (
     parse_cluster_options,
     with_request,
 )
+
+if TYPE_CHECKING:
+    from tonnage.estimates.estimate import Estimate
 
 
 @with_request
@@ -69,6 +75,7 @@ def estimate(
             metavar="WORD",
         ),
     ] = "ghost",
+    advice: Advised = True,
     fresh: Annotated[
         bool,
         typer.Option("--fresh", help="Run the steps again instead of using the cached trace of the same estimate."),
@@ -84,10 +91,10 @@ def estimate(
 
     Example: tonnage estimate llama-3.1-8b --gpu 8xA100-80GB --seq-len 8192 --shard zero3 --checkpointing full
     """
+    from tonnage.advice.advise import Asked, answers
     from tonnage.cli.answer import Output, deliver
     from tonnage.cli.progress import progress
     from tonnage.errors import UsageError
-    from tonnage.estimates import predict
     from tonnage.planner import plan_file
     from tonnage.trainers import cases
 
@@ -105,14 +112,37 @@ def estimate(
         raise UsageError("No MODEL was given; name one (`tonnage models` lists them), or give a --plan FILE.")
     cluster = parse_cluster_options(gpu, gpus, gpu_memory, here, host_memory=host_memory)
     wanted.check_card(cluster.device.id)
+    say: Callable[[str], None]
     with progress() as say:
-        run = predict.answer(
-            cases.make_case(model, cluster, options, stated=stated, offline=offline),
+        asked = Asked(
+            model=model,
+            case=cases.make_case(model, cluster, options, stated=stated, offline=offline),
+            options=options,
+            others=_spell_others(rank, steps, torch, offline=offline),
             rank=rank,
             steps=steps,
-            torch_version=torch,
-            source=source,
-            fresh=fresh,
-            progress=say,
         )
-    return deliver(run.estimate, lambda: run.traces, wanted)
+        runs = answers(
+            asked,
+            advise=advice,
+            source=source,
+            torch_version=torch,
+            fresh=fresh,
+            progress=lambda words: say(words),  # of the display at that time
+        )
+        run = next(runs)
+
+    def complete() -> "Estimate":
+        nonlocal say
+        with progress() as say:
+            return next(runs, run).estimate
+
+    with closing(runs):
+        return deliver(run.estimate, lambda: run.traces, wanted, complete if run.estimate.wants_advice else None)
+
+
+def _spell_others(rank: int | None, steps: int | None, torch: str | None, *, offline: bool) -> tuple[str, ...]:
+    """Return the words of further options that decide the answer."""
+    values = {"--rank": rank, "--steps": steps, "--torch": torch}
+    words = [word for name, value in values.items() if value is not None for word in (name, f"{value}")]
+    return (*words, *(("--offline",) if offline else ()))

@@ -45,7 +45,7 @@ PANELS: Final[Mapping[str, tuple[str, ...]]] = {
     PARALLELISM: ("tp", "sequence_parallel", "pp", "pp_schedule", "pp_stages", "cp", "ep", "accum_sync"),
     SEARCH: ("find", "allow", "only", "without", "headroom", "settings"),
     HARDWARE: ("here", "host_memory", "rank", "steps", "timeout", "torch", "source", "fresh", "offline"),
-    OUTPUT: ("save", "html", "snapshot", "out", "top", "pareto", "strict", "force"),
+    OUTPUT: ("advice", "save", "html", "snapshot", "out", "top", "pareto", "strict", "force"),
 }
 """The panels of `--help` in their order, and in each the parameters of commands in theirs."""
 
@@ -175,6 +175,13 @@ TorchVersion = Annotated[
         "--torch",
         help="Run this version of PyTorch instead of the installed one: 2.12.0.",
         metavar="VERSION",
+    ),
+]
+Advised = Annotated[
+    bool,
+    typer.Option(
+        "--advice/--no-advice",
+        help="Where a step does not fit, or only barely, try changes of the options and show those that fit.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as one JSON document.")]

@@ -195,7 +195,7 @@ class _Outputs:
             write_text(self.html, page(solution))
         if self.save is not None and solution.plans:
             names = ("gpu", "gpu_memory_bytes", "host_memory_bytes")  # with --find, the answer
-            gpus = {name: solution.question.get(name) for name in names}
+            gpus: dict[str, Any] = {name: solution.question.get(name) for name in names}
             model = plan_file.found_anywhere(model)
             write_text(self.save, plan_file.text(solution.plans[0], **gpus, model=model))
         return {"found": 0, "unknown": 3}.get(solution.status, 1)

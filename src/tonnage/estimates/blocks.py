@@ -30,6 +30,7 @@ from tonnage.units import MIB
 
 PRIORITY: Final = ("parameter", "gradient", "optimizer_state", "communication", "activation", "workspace")
 """The categories; if several claim a block, the first one gets it."""
+PARAMETER: Final = PRIORITY.index("parameter")
 OPTIMIZER_STATE, COMMUNICATION, ACTIVATION, WORKSPACE = (PRIORITY.index(name) for name in PRIORITY[2:])
 
 

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from tonnage.estimates.block_events import OOM, Events, Flags, Numbers
-from tonnage.estimates.blocks import ACTIVATION, COMMUNICATION, PRIORITY, WORKSPACE, Blocks, Owners
+from tonnage.estimates.blocks import ACTIVATION, COMMUNICATION, PARAMETER, PRIORITY, WORKSPACE, Blocks, Owners
 from tonnage.trace.trace import Trace
 
 _FORWARD: Final = ("forward", "recompute")
@@ -25,6 +25,7 @@ def categorise(trace: Trace, events: Events, owners: Owners) -> Numbers:
     blocks = owners.blocks
     category = np.full(len(blocks.born), WORKSPACE)
     category[_is_kept_by_forward(events, blocks)] = ACTIVATION
+    category[_is_being_loaded(trace, events, blocks)] = PARAMETER
     sent = _exchanged_memory(trace)
     claims = [(claim.mark, claim.address, PRIORITY.index(claim.category)) for claim in trace.claims]
     claimed = np.array(claims, dtype=np.int64).reshape(-1, 3)
@@ -39,6 +40,15 @@ def categorise(trace: Trace, events: Events, owners: Owners) -> Numbers:
         count = min(len(first), len(later))
         category[later[:count]] = category[first[:count]]
     return category
+
+
+def _is_being_loaded(trace: Trace, events: Events, blocks: Blocks) -> Flags:
+    """Return True for blocks that a program holds when memory runs out while it loads: weights, not yet claimed."""
+    held: Flags = np.zeros(len(blocks.born), dtype=bool)
+    if trace.outcome.get("kind") == "oom" and trace.outcome.get("phase") == "load":
+        ran_out = events.of_kind(OOM)
+        held |= blocks.died >= (ran_out[-1] if len(ran_out) else len(events))
+    return held
 
 
 def _repetitions(trace: Trace, events: Events, blocks: Blocks) -> Iterator[tuple[Numbers, Numbers]]:

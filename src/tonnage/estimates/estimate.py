@@ -14,6 +14,9 @@ from tonnage.units import format_gib
 
 SCHEMA_VERSION: Final = 1
 
+_DERIVED: Final = ("schema_version", "needed_bytes")
+"""Entries of the document that are not fields of the Estimate."""
+
 CATEGORIES: Final = (
     "parameter",
     "gradient",
@@ -154,6 +157,26 @@ class Moment:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Advice:
+    """A change of a case that was run, and what it leads to."""
+
+    change: dict[str, Any]
+    """The options that change, by name, with their new values; `gpu` for other cards."""
+    command: str
+    """A command that gives this answer: the user's own with the change in it."""
+    fits: bool
+    """True if the changed case fits."""
+    peak_bytes: int
+    """Peak of the changed case's process; where it does not fit, on a card without a limit."""
+    gain_bytes: int
+    """Bytes less than the case as it was needs."""
+    step_seconds: float | None
+    """Seconds of a step with the change; None if unknown."""
+    changes_mathematics: bool
+    """True if training computes something else, or sees other data in a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """The needs of one rank of a Job under a Plan on a Cluster; `ranks` lists each rank that was run."""
 
@@ -197,11 +220,48 @@ class Estimate:
     """
     notes: tuple[str, ...] = ()
     """Sentences that a reader should not miss, such as `no optimizer step was seen`."""
+    needed: Peak | None = None
+    """The peak of all steps on a card without a limit; None if they fit, or were not run there."""
+    needed_seconds: float | None = None
+    """Seconds of a step on a card without a limit; None if unknown or `needed` is None."""
+    advice: tuple[Advice, ...] = ()
+    """Changes that were tried where the steps do not fit, or only barely; best first."""
+
+    @property
+    def needed_bytes(self) -> int | None:
+        """Return the process's peak on a card without a limit; None if it fits or is unknown."""
+        return None if self.needed is None else self.needed.process_bytes
+
+    @property
+    def others_bytes(self) -> int:
+        """Return the memory that other processes of a dry-run held on this rank's card at the card's peak."""
+        own_candidates = [
+            (abs(_whole(process, "peak_bytes") - self.peak.process_bytes), card_index, index)
+            for card_index, card in enumerate(self.cards)
+            for index, process in enumerate(card.get("processes", ()))
+            if process.get("rank") == self.rank
+        ]
+        if not own_candidates:
+            return 0
+        _, card_index, own = min(own_candidates)  # processes of one rank (a trainer and its server) differ in peaks
+        processes = self.cards[card_index]["processes"]
+        return sum(_whole(process, "held_bytes") for index, process in enumerate(processes) if index != own)
+
+    @property
+    def is_tight(self) -> bool:
+        """Return True if it fits on the GPU, but the upper end of its interval does not."""
+        capacity = _whole(self.cluster, "capacity_bytes")
+        return self.fits_card and 0 < capacity < self.peak.high_bytes + self.others_bytes
+
+    @property
+    def wants_advice(self) -> bool:
+        """Return True if it does not fit on the GPU, or only barely."""
+        return not self.fits_card or self.is_tight
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that `--json` prints (schema_version 1)."""
         document = asdict(self)
-        return {"schema_version": SCHEMA_VERSION, **document}
+        return {"schema_version": SCHEMA_VERSION, **document, "needed_bytes": self.needed_bytes}
 
     @staticmethod
     def from_json(document: dict[str, Any]) -> Estimate:
@@ -214,7 +274,7 @@ class Estimate:
                 raise UnreadableFile(
                     f"The estimate has schema_version {version!r}; this tonnage reads {SCHEMA_VERSION}."
                 )
-            values = {name: value for name, value in document.items() if name != "schema_version"}
+            values = {name: value for name, value in document.items() if name not in _DERIVED}
             oom = values.get("oom")
             values |= {
                 "peak": Peak(**values["peak"]),
@@ -227,6 +287,8 @@ class Estimate:
                 "ranks": tuple(values.get("ranks", ())),
                 "cards": tuple(_card(card) for card in values.get("cards", ())),
                 "notes": tuple(values.get("notes", ())),
+                "needed": Peak(**values["needed"]) if values.get("needed") else None,
+                "advice": tuple(Advice(**advice) for advice in values.get("advice", ())),
             }
             return Estimate(**values)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -238,8 +300,9 @@ class Estimate:
         need = format_gib(self.peak.process_bytes)
         where = f"of {format_gib(capacity)}" if capacity else ""
         if not self.fits_card:
+            whole = "" if self.needed is None else f"needs {format_gib(self.needed.process_bytes)} in all; "
             phase = self.oom.phase if self.oom else self.peak.phase
-            return f"does not fit: out of memory in {phase} ({need} {where})"
+            return f"does not fit: {whole}out of memory in {phase} ({need} {where})"
         if not self.host.fits:
             return f"does not fit in host memory: {self._host_words()}; on the GPU {need} {where}".rstrip()
         return f"fits: {need} {where}".rstrip()
@@ -265,6 +328,12 @@ class Estimate:
     def _repr_html_(self) -> str | None:
         view = type(self).notebook_view
         return None if view is None else view(self)
+
+
+def _whole(values: dict[str, Any], name: str) -> int:
+    """Return a number from untyped fields; 0 where it is absent, negative or of another type."""
+    value = values.get(name)
+    return value if type(value) is int and value >= 0 else 0
 
 
 def _describe_damage(error: Exception) -> str:

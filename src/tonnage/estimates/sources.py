@@ -5,7 +5,7 @@ of the option `--source`; a further source is one class here and one line there.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol
@@ -108,6 +108,8 @@ class Ghost:
     """True to count operations if a network's dimensions do not give its seconds (`tonnage.timing.replay`)."""
     sketched: bool = False
     """True to replace what would have to be compiled by something of the same size (`tonnage.step.flex_stub`)."""
+    adopt: Callable[[Worker], None] | None = None
+    """Takes over the worker that is started here, and closes it; None: it is closed with `stack`."""
     progress: Progress = lambda text: None
     reused: int = 0
 
@@ -187,7 +189,12 @@ class Ghost:
 
     def _start_worker(self, case: Case, steps: int = 1) -> Worker:
         if self.worker is None:
-            self.worker = self.stack.enter_context(_start(self.torch_version, self.progress))
+            worker = _start(self.torch_version, self.progress)
+            if self.adopt is None:
+                self.stack.push(worker)
+            else:
+                self.adopt(worker)
+            self.worker = worker
             steps_made = pluralise(steps + self.repeated, "step")
             self.progress(f"running {steps_made} on a ghost {case.cluster.device.id}")
         return self.worker
@@ -210,6 +217,8 @@ class Options:
     counting: bool = False
     """See Ghost."""
     sketched: bool = False
+    """See Ghost."""
+    adopt: Callable[[Worker], None] | None = None
     """See Ghost."""
     progress: Progress = lambda text: None
     """Called with a description of the current work."""
@@ -286,7 +295,7 @@ def _check_torch() -> None:
         )
 
 
-def _start(torch_version: str | None, progress: Progress) -> AbstractContextManager[Worker]:
+def _start(torch_version: str | None, progress: Progress) -> Worker:
     any_libraries()
     try:
         return Worker(torch_version, progress)

@@ -17,7 +17,7 @@ from tonnage.timing.blend import average_steps, blend_recomputation, padded_leng
 from tonnage.timing.replay import replay_step
 from tonnage.timing.software import software_of
 from tonnage.timing.stacks import read_stacks
-from tonnage.timing.timing import STACKED, Timing, time_step, together
+from tonnage.timing.timing import STACKED, Timing, sum_stacks, time_step
 from tonnage.timing.work import Work
 from tonnage.trace.operations import StepOperations
 
@@ -25,14 +25,19 @@ from tonnage.trace.operations import StepOperations
 def with_time(run: Run, case: Case, seen: Sequence[StepOperations] = ()) -> Run:
     """Return the run with the seconds of a step in its estimate, or with a sentence why they are not known.
 
-    `seen` has the operations of a step of each rank for which they were counted.
+    A step that does not fit takes no time.  `seen` has the operations of a step of each rank for which they were
+    counted.
     """
     estimate = run.estimate
-    timed_estimate = played(estimate, seen, case.cluster, case.job, case.plan) if seen else timed(estimate, case)
+    if not estimate.fits_card:
+        return run
+    timed_estimate = (
+        add_counted_time(estimate, seen, case.cluster, case.job, case.plan) if seen else add_time(estimate, case)
+    )
     return replace(run, estimate=timed_estimate)
 
 
-def timed(estimate: Estimate, case: Case) -> Estimate:
+def add_time(estimate: Estimate, case: Case) -> Estimate:
     """Return the estimate with its time; `job` has its accumulation steps decided."""
     try:
         step_timing = price_of_run(estimate, case)
@@ -85,7 +90,7 @@ def _has_stacks(job: Job) -> bool:
         return False
 
 
-def played(
+def add_counted_time(
     estimate: Estimate,
     seen: Sequence[StepOperations],
     cluster: Cluster,
@@ -171,7 +176,7 @@ def price(case: Case, work: Work | None = None) -> Timing:
     last = network[-1]
     tokens = last.seq_len * last.sequences * work.micro_batch * work.grad_accum
     names = ", ".join(stack.name for stack in network)
-    return together(timings, tokens, f"time: of {names}, one after the other; tokens are those of {last.name}")
+    return sum_stacks(timings, tokens, f"time: of {names}, one after the other; tokens are those of {last.name}")
 
 
 def _price_lengths(case: Case) -> Timing:

@@ -101,7 +101,7 @@ def timeline(trace: Trace) -> Timeline:
     return _make_timeline(trace, events, blocks, *_sum_levels(events, blocks))
 
 
-def settled(trace: Trace) -> Timeline:
+def build_steady_timeline(trace: Trace) -> Timeline:
     """Return the timeline as if the optimizer's states had existed before the first forward, as in all steps but the
     first.
 

@@ -126,39 +126,39 @@ def _kernel_caches() -> dict[str, str]:
     A real card must not load a ghost's kernels: NVRTC's are empty here, and Inductor and Triton choose among theirs
     without having measured them.
     """
-    place = cache_folder() / "compiled"
+    folder = cache_folder() / "compiled"
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-        place = Path(tempfile.gettempdir()) / f"tonnage-compiled-{os.getuid()}"
-        if not _is_own(place):  # what lies there is loaded
-            place = Path(tempfile.mkdtemp(prefix="tonnage-compiled-"))
+        folder = Path(tempfile.gettempdir()) / f"tonnage-compiled-{os.getuid()}"
+        if not _is_own(folder):  # what lies there is loaded
+            folder = Path(tempfile.mkdtemp(prefix="tonnage-compiled-"))
     return {
-        "TORCHINDUCTOR_CACHE_DIR": str(place / "inductor"),
-        "TRITON_CACHE_DIR": str(place / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
         "USE_PYTORCH_KERNEL_CACHE": "0",
     }
 
 
-def _is_own(place: Path) -> bool:
+def _is_own(folder: Path) -> bool:
     """Create a folder for this user alone if it is missing; return whether it is: another user may have made it."""
     try:
-        place.mkdir(mode=0o700, exist_ok=True)
-        found = place.lstat()
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def programs(folder: Path) -> Path:
     """Create in `folder`, and return, a folder for the front of PATH with the `nvidia-smi` of a ghost's machine."""
-    place = folder / "bin"
-    place.mkdir()
-    program = place / "nvidia-smi"
+    program_folder = folder / "bin"
+    program_folder.mkdir()
+    program = program_folder / "nvidia-smi"
     words = [sys.executable, "-S", str(INSIDE / "tonnage_inside" / "smi.py")]
     program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
     program.chmod(0o755)
-    return place
+    return program_folder
 
 
 def interpreter(command: list[str]) -> str:

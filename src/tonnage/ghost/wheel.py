@@ -82,7 +82,7 @@ def find(python: str, version: str | None = None, progress: Progress = lambda te
     return Torch(version=wanted, cuda_major=cuda_major, path=folder, python=python)
 
 
-def unpacked(folder: Path, python: str) -> Torch:
+def find_in_folder(folder: Path, python: str) -> Torch:
     """Return the CUDA torch in a folder (`pip install --no-deps --target FOLDER torch==2.5.1`), of any age.
 
     A version older than the oldest that is tested may fail on a ghost.  Raises GhostUnavailable.
@@ -151,15 +151,15 @@ def _fetch(python: str, version: str, folder: Path, progress: Progress) -> None:
             stack.enter_context(_alone_in(folder.parent, progress))
             if folder.exists():  # another process has fetched it
                 return
-            place = stack.enter_context(scratch("fetching-", folder.parent))
+            partial = stack.enter_context(scratch("fetching-", folder.parent))
         except OSError as error:
             raise GhostUnavailable(
                 f"The CUDA build of torch {version} is needed, and it cannot be stored in {folder.parent} "
                 f"({error.strerror}); set TONNAGE_CACHE to another folder."
             ) from error
         try:
-            _fill(python, version, place, progress)
-            _move(place / "unpacked", folder)
+            _fill(python, version, partial, progress)
+            _move(partial / "unpacked", folder)
         except OSError as error:
             raise GhostUnavailable(
                 f"The CUDA build of torch {version} could not be stored in {folder} ({error})."
@@ -171,29 +171,29 @@ def _alone_in(cache: Path, progress: Progress) -> Iterator[None]:
     """Lock the cache: otherwise each worker of a search would fetch half a gigabyte.  Raises OSError."""
     import fcntl  # not every system has it, and on none without it a ghost runs
 
-    place = os.open(cache, os.O_RDONLY | os.O_CLOEXEC)
+    lock = os.open(cache, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
-            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             progress("waiting for the CUDA build of torch, which another process is fetching")
-            fcntl.flock(place, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError:
             pass  # a file system without locks: at worst it is fetched twice
         yield
     finally:
-        os.close(place)
+        os.close(lock)
 
 
-def _fill(python: str, version: str, place: Path, progress: Progress) -> None:
-    """Put torch and its triton, compiled, into the folder `unpacked` of `place`."""
-    progress(f"fetching the CUDA build of torch {version} (about 0.5 GB, once) into {place.parent}")
-    unpacked = place / "unpacked"
-    _unpack(_download(python, f"torch==={version}", place, progress), unpacked)
+def _fill(python: str, version: str, partial: Path, progress: Progress) -> None:
+    """Put torch and its triton, compiled, into the folder `find_in_folder` of `place`."""
+    progress(f"fetching the CUDA build of torch {version} (about 0.5 GB, once) into {partial.parent}")
+    unpacked = partial / "unpacked"
+    _unpack(_download(python, f"torch==={version}", partial, progress), unpacked)
     triton = _required_triton(unpacked)
     if triton is not None:
         progress(f"fetching {triton}")
-        _unpack(_download(python, triton, place, progress), unpacked)
+        _unpack(_download(python, triton, partial, progress), unpacked)
     progress("compiling its Python files")
     _compile(python, unpacked)
 

@@ -33,7 +33,7 @@ from tonnage.meta.inside import inside
 from tonnage.meta.recorder import Recorder
 from tonnage.step import fake_ranks, inputs
 from tonnage.step.world import World
-from tonnage.trace.trace import Claim, Mark, Trace, packed
+from tonnage.trace.trace import Claim, Mark, Trace, pack_activity
 from tonnage.trainers import engine_of, libraries
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _make_trace(
             "ooms": len(watch.ooms),
         },
         model=watch.model,
-        assumed=(*assumed, *inputs.assumed(), *((VALUES,) if recorder.read_values else ())),
+        assumed=(*assumed, *inputs.list_assumptions(), *((VALUES,) if recorder.read_values else ())),
         marks=tuple(Mark(step=done, phase=phase, module=module) for done, phase, module in watch.marks),
         claims=tuple(Claim(mark=mark, address=address, category=kind) for mark, address, kind in watch.claims),
         event_columns=memory.columns(),
@@ -180,4 +180,4 @@ def _exchange_columns(recorder: Recorder) -> dict[str, Any]:
     activities = recorder.exchanges.activities
     names = tuple(sorted({activity.name for activity in activities}))
     numbers = {name: number for number, name in enumerate(names)}
-    return {"names": names, "log": b"".join(packed(activity, numbers) for activity in activities)}
+    return {"names": names, "log": b"".join(pack_activity(activity, numbers) for activity in activities)}

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tonnage.case import Case
 from tonnage.cluster import Cluster
-from tonnage.estimates.step_time import needs_counting, played
+from tonnage.estimates.step_time import add_counted_time, needs_counting
 from tonnage.planner.describe import describe
 from tonnage.planner.question import Question
 from tonnage.planner.solution import Candidate, Choice
@@ -64,4 +64,4 @@ def _count_step(choice: Choice, runner: TrialRunner, cluster: Cluster, micro_bat
     operations = runner.count_operations(replace(choice.candidate, job=job), cluster)
     if operations is None:
         return choice.estimate.time
-    return played(choice.estimate, [operations], cluster, job, choice.candidate.plan).time
+    return add_counted_time(choice.estimate, [operations], cluster, job, choice.candidate.plan).time

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tonnage.estimates.estimate import Estimate
 from tonnage.estimates.summary import outside_allocator
-from tonnage.estimates.timeline import settled
+from tonnage.estimates.timeline import build_steady_timeline
 
 if TYPE_CHECKING:
     from tonnage.cluster import Cluster
@@ -61,7 +61,7 @@ def summarize_trace(trace: Trace, cluster: Cluster, *, by_module: bool = True) -
     Without `by_module` each phase is one moment: stages of a pipeline have one layer in the smaller network, two in
     the larger.
     """
-    timeline = settled(trace)
+    timeline = build_steady_timeline(trace)
     moments: dict[Moment, int] = {}
     for mark, allocated in zip(timeline.marks, timeline.allocated_by_mark.tolist(), strict=True):
         moment = Moment(mark.phase, mark.module if by_module else "")

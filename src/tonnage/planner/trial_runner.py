@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, TonnageError, UnreadableModel, UsageError
@@ -21,10 +21,9 @@ from tonnage.estimates.estimate import Estimate
 from tonnage.estimates.summary import combine
 from tonnage.ghost.process import any_libraries
 from tonnage.planner.probe import Need, Probe, extrapolate, need_of
-from tonnage.planner.scheduler import Scheduler
+from tonnage.planner.scheduler import Scheduler, Task
 from tonnage.planner.solution import Candidate
 from tonnage.planner.trial_run import (
-    TrialRun,
     list_probes,
     operation_count_of,
     probe_of,
@@ -44,6 +43,13 @@ Answer: TypeAlias = Estimate | Probe | StepOperations | Failure
 """The answer of one trial run."""
 
 
+class Runnable(Task, Protocol):
+    """A task for a worker."""
+
+    def execute(self, worker: Worker) -> Answer:
+        """Return the answer.  Raises UsageError and CannotEstimate."""
+
+
 class TrialRunner:
     """Workers that run candidates; a context manager that ends them all.
 
@@ -57,7 +63,7 @@ class TrialRunner:
         self._worker_count = count or max(1, min(4, os.cpu_count() or 1))
         self._idle: SimpleQueue[Worker | None] = SimpleQueue()
         self._workers: list[Worker] = []
-        self._scheduler: Scheduler[TrialRun, Answer] = Scheduler(self._worker_count, self._execute)
+        self._scheduler: Scheduler[Runnable, Answer] = Scheduler(self._worker_count, self._execute)
         self._has_ended = False
         for _ in range(self._worker_count):
             self._idle.put(None)
@@ -76,6 +82,18 @@ class TrialRunner:
         """Let the workers import their libraries while the search prices candidates."""
         for _ in range(self._worker_count):
             self._scheduler.call(self._warm_worker)
+
+    def adopt(self, worker: Worker, *, closing: bool = True) -> None:
+        """Use a worker that exists already before one that would be started, and close it if `closing`."""
+        if closing:
+            self._workers.append(worker)
+        _, *others = [self._idle.get() for _ in range(self._worker_count)]
+        for idle in (worker, *others):
+            self._idle.put(idle)
+
+    def run_all(self, runs: Sequence[Runnable]) -> list[Answer]:
+        """Return the answers of any runs."""
+        return [future.result() for future in [self._scheduler.submit(run) for run in runs]]
 
     def run_whole(
         self, candidates: Sequence[Candidate], cluster: Cluster, budget_bytes: int | None = None
@@ -125,7 +143,7 @@ class TrialRunner:
         answer = self._scheduler.submit(operation_count_of(candidate, cluster)).result()
         return answer if isinstance(answer, StepOperations) else None
 
-    def _execute(self, run: TrialRun) -> Answer:
+    def _execute(self, run: Runnable) -> Answer:
         worker = self._idle.get()
         try:
             if self._has_ended:

@@ -47,7 +47,7 @@ class Canvas:
         return ("▕", "▏") if self.unicode else ("|", "|")
 
 
-def drawn(parts: Iterable[Part], canvas: Canvas) -> str:
+def draw(parts: Iterable[Part], canvas: Canvas) -> str:
     """Return the parts as text, one below the other, with a final newline."""
     out = io.StringIO()
     console = Console(

@@ -45,6 +45,7 @@ def _parts(estimate: Estimate) -> Iterator[str]:
     yield _bar(estimate)
     yield _legend(estimate)
     yield from _out_of_memory(estimate)
+    yield from _advice(estimate)
     yield from _curve(estimate)
     yield from _phases(estimate)
     yield from _ranks(estimate)
@@ -55,7 +56,7 @@ def _parts(estimate: Estimate) -> Iterator[str]:
 
 
 def _verdict(estimate: Estimate) -> str:
-    kind = "full" if not estimate.fits else "tight" if wording.is_tight(estimate) else "fits"
+    kind = "full" if not estimate.fits else "tight" if estimate.is_tight else "fits"
     question = f"{wording.subject(estimate)} on {wording.card(estimate)}"
     notes = "".join(f"<p>Note: {text(note)}</p>" for note in estimate.notes)
     if host := wording.host_verdict(estimate):
@@ -75,9 +76,18 @@ def _out_of_memory(estimate: Estimate) -> Iterator[str]:
         yield f"<p>{text(' '.join(oom.message.split()))}</p>"
         if oom.stack:
             yield "<pre>" + "\n".join(text(frame) for frame in wording.frames(oom.stack)) + "</pre>"
-    if suggestions := suggest(estimate):
+    if not estimate.advice and (suggestions := suggest(estimate)):
         yield f"<h3>{wording.ADVICE_TITLE}</h3>"
         yield table((), [(f"<code>{text(item.what)}</code>", text(item.why)) for item in suggestions])
+
+
+def _advice(estimate: Estimate) -> Iterator[str]:
+    if not estimate.advice:
+        return
+    yield f"<h3>{wording.advice_title(estimate)}</h3>"
+    rows = [(f"<code>{text(change)}</code>", *map(text, cells)) for change, *cells in wording.advice_rows(estimate)]
+    yield table(wording.ADVICE_HEADINGS, rows, numbers=(2, 3, 4))
+    yield f"<p>{text(wording.advice_note(estimate))} <code>{text(estimate.advice[0].command)}</code></p>"
 
 
 def _phases(estimate: Estimate) -> Iterator[str]:
@@ -146,10 +156,18 @@ def _bar(estimate: Estimate) -> str:
         'stroke-opacity="0.45"/>'
     )
     capacity = wording.capacity_bytes(estimate)
-    moment = wording.moment(estimate.peak.step, estimate.peak.phase, estimate.peak.layer)
+    peak = wording.shown_peak(estimate)
+    moment = wording.moment(peak.step, peak.phase, peak.layer)
+    heading = "The whole step, on a card without a limit" if estimate.needed else "At the peak"
+    if capacity and peak.process_bytes > capacity:
+        x = capacity * _WIDTH / whole
+        frame += (
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{_BAR_HEIGHT}" stroke="#d00" stroke-width="3">'
+            f"<title>the card ends here</title></line>"
+        )
     aside = f' <span class="quiet">on a card of {format_gib(capacity)}</span>' if capacity else ""
     return (
-        f"<h3>At the peak: rank {estimate.rank}, {text(moment)}{aside}</h3>\n"
+        f"<h3>{heading}: rank {estimate.rank}, {text(moment)}{aside}</h3>\n"
         f'<svg viewBox="0 0 {_WIDTH} {_BAR_HEIGHT}" role="img" aria-label="Memory by category at the peak">'
         f"{''.join(pieces)}{frame}</svg>"
     )

@@ -13,7 +13,7 @@ from tonnage.planner.describe import describe
 from tonnage.planner.solution import Choice, Nearest, Point, Remedy, Solution, Stage
 from tonnage.planner.trial_run import count_micro_batches
 from tonnage.planner.unpriced import RANKED
-from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, Canvas, Part, drawn, text, title
+from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, Canvas, Part, draw, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, LOOKS
 from tonnage.report.wording import host_verdict, longest_text, samples
 from tonnage.units import format_gib, pluralise
@@ -31,7 +31,7 @@ _HEADLINES: Final = {
 def render(solution: Solution, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
     """Return the report with this width (at least 60, at most 200 columns) and a final newline."""
     canvas = Canvas.of(width=width, colour=colour, unicode=unicode, least=LEAST_OF_PLANS)
-    return drawn(_parts(solution, canvas), canvas)
+    return draw(_parts(solution, canvas), canvas)
 
 
 def _parts(solution: Solution, canvas: Canvas) -> Iterator[Part]:
@@ -265,22 +265,22 @@ def _frontier(solution: Solution) -> Iterator[Part]:
     for justify in ("right", "right", "right", "left"):
         rows.add_column(justify=justify, no_wrap=justify == "right")  # type: ignore[arg-type]
     for point in solution.frontier:
-        rows.add_row(needed(point), seconds(point.step_seconds), *_rate(point))
+        rows.add_row(describe_need(point), seconds(point.step_seconds), *_rate(point))
     yield Padding(rows, (0, 0, 0, 2))
 
 
-def needed(point: Point) -> str:
+def describe_need(point: Point) -> str:
     """Return the memory that a plan of the frontier needs; `~` marks a probe of a few layers."""
     return format_gib(point.process_bytes) if point.whole else f"~{format_gib(point.process_bytes)}"
 
 
-def named(point: Point) -> str:
+def describe_point(point: Point) -> str:
     """Return a plan of the frontier in words, with a note if it does not fit."""
     return describe(point.candidate) + ("" if point.fits else " (more than the card has)")
 
 
 def _rate(point: Point) -> tuple[str, Text]:
-    return f"{point.tokens_per_second_per_gpu:,.0f} tokens/s", text(named(point))
+    return f"{point.tokens_per_second_per_gpu:,.0f} tokens/s", text(describe_point(point))
 
 
 def _nearest(nearest: Nearest) -> Iterator[Part]:

@@ -8,7 +8,17 @@ from tonnage.planner.solution import Choice, Solution, Stage
 from tonnage.report import markup
 from tonnage.report.markup import key, table, text
 from tonnage.report.palette import LOOKS
-from tonnage.report.plans import cost, facts, named, needed, order, rates, saving, seconds, why_not
+from tonnage.report.plans import (
+    cost,
+    describe_need,
+    describe_point,
+    facts,
+    order,
+    rates,
+    saving,
+    seconds,
+    why_not,
+)
 from tonnage.report.wording import host_verdict
 from tonnage.units import format_gib
 
@@ -47,10 +57,10 @@ def _parts(solution: Solution, title: str) -> Iterator[str]:
             ("peak", "step", "tokens/s a GPU", "plan"),
             [
                 (
-                    needed(point),
+                    describe_need(point),
                     seconds(point.step_seconds),
                     f"{point.tokens_per_second_per_gpu:,.0f}",
-                    text(named(point)),
+                    text(describe_point(point)),
                 )
                 for point in solution.frontier
             ],

@@ -10,7 +10,7 @@ from rich.text import Text
 from tonnage.estimates.estimate import Estimate, Host
 from tonnage.planner.describe import describe
 from tonnage.planner.solution import Refused
-from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, TIGHT, Canvas, Part, drawn, text, title
+from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, TIGHT, Canvas, Part, draw, text, title
 from tonnage.report.plans import cost, saving, seconds
 from tonnage.script.advice import Advice
 from tonnage.script.changes import Change
@@ -27,7 +27,7 @@ _VERDICTS: Final = {
 def render(advice: Advice, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
     """Return the report with this width (at least 60, at most 200 columns) and a final newline."""
     canvas = Canvas.of(width=width, colour=colour, unicode=unicode, least=LEAST_OF_PLANS)
-    return drawn(_parts(advice), canvas)
+    return draw(_parts(advice), canvas)
 
 
 def _parts(advice: Advice) -> Iterator[Part]:

@@ -16,7 +16,7 @@ from rich.text import Text
 from tonnage.estimates.estimate import Estimate, Moment, PhasePeak
 from tonnage.report import wording
 from tonnage.report.advice import suggest
-from tonnage.report.canvas import BAD, GOOD, TIGHT, Canvas, drawn, text, title
+from tonnage.report.canvas import BAD, GOOD, TIGHT, Canvas, draw, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, PHASE_LETTERS
 from tonnage.units import format_gib, format_size
 
@@ -27,12 +27,25 @@ _RANK_ROWS: Final = 12
 _EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 _ALLOCATED: Final = "#0072B2"
 _RESERVED: Final = "#999999"
+_EDGE: Final = "┃"
+_EDGE_LETTER: Final = "!"
 
 
 def render(estimate: Estimate, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
     """Return the report with this width (at least 40, at most 200 columns) and a final newline."""
     canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
-    return drawn(_parts(estimate, canvas), canvas)
+    return draw(_parts(estimate, canvas), canvas) + _command(estimate)
+
+
+def render_advice(estimate: Estimate, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
+    """Return the table of changes that were tried, as `render` would; empty if there is none."""
+    canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
+    return draw(_advice(estimate, canvas), canvas) + _command(estimate) if estimate.advice else ""
+
+
+def _command(estimate: Estimate) -> str:
+    """Return the command of the first change on a line of its own, which is not broken so that it can be pasted."""
+    return f"  {estimate.advice[0].command}\n" if estimate.advice else ""
 
 
 def _parts(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Table | Padding]:
@@ -44,13 +57,14 @@ def _parts(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Table | Paddin
     yield from _phases(estimate, canvas)
     yield from _ranks(estimate, canvas)
     yield _facts(estimate)
+    yield from _advice(estimate, canvas)
 
 
 # ---- the verdict -----------------------------------------------------------------------------------------------
 
 
 def _verdict(estimate: Estimate) -> Table:
-    style = BAD if not estimate.fits else TIGHT if wording.is_tight(estimate) else GOOD
+    style = BAD if not estimate.fits else TIGHT if estimate.is_tight else GOOD
     rows = Table.grid(padding=(0, 2))
     rows.add_column(no_wrap=True)
     rows.add_column()
@@ -79,8 +93,11 @@ def _bar(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
     if not total:
         return
     capacity = wording.capacity_bytes(estimate)
-    heading = f"At the peak: rank {estimate.rank}, {_peak_moment(estimate)}"
-    yield title(heading, text(f"on a card of {format_gib(capacity)}" if capacity else "", "dim"), canvas)
+    whole = "The whole step, on a card without a limit" if estimate.needed else "At the peak"
+    heading = f"{whole}: rank {estimate.rank}, {_peak_moment(estimate)}"
+    edge_of_card = f"; {_EDGE if canvas.unicode else _EDGE_LETTER} is its edge" if _is_beyond(estimate) else ""
+    aside = f"on a card of {format_gib(capacity)}{edge_of_card}" if capacity else ""
+    yield title(heading, text(aside, "dim"), canvas)
     bar, edge = Text(), 0
     inner = canvas.width - 2
     bar.append(canvas.ends[0])
@@ -92,8 +109,17 @@ def _bar(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
         edge = end
     bar.append((FREE_GLYPH if canvas.unicode else FREE_LETTER) * (inner - edge), style="dim")
     bar.append(canvas.ends[1])
+    if capacity and _is_beyond(estimate):
+        at = 1 + min(round(capacity * inner / total), inner - 1)
+        bar = bar[:at] + Text(_EDGE if canvas.unicode else _EDGE_LETTER, style=BAD) + bar[at + 1 :]
     yield bar
     yield Padding(_legend(estimate, shares, canvas), (0, 0, 0, 1))
+
+
+def _is_beyond(estimate: Estimate) -> bool:
+    """Return True if the bar goes on past the card's edge."""
+    capacity = wording.capacity_bytes(estimate)
+    return capacity is not None and wording.shown_peak(estimate).process_bytes > capacity
 
 
 def _fill(share: wording.Share, canvas: Canvas) -> str:
@@ -123,7 +149,8 @@ def _legend(estimate: Estimate, shares: list[wording.Share], canvas: Canvas) -> 
 
 
 def _peak_moment(estimate: Estimate) -> str:
-    return wording.moment(estimate.peak.step, estimate.peak.phase, estimate.peak.layer)
+    peak = wording.shown_peak(estimate)
+    return wording.moment(peak.step, peak.phase, peak.layer)
 
 
 # ---- when it did not fit ---------------------------------------------------------------------------------------
@@ -136,13 +163,27 @@ def _out_of_memory(estimate: Estimate) -> Iterator[Text | Padding]:
         yield Padding(text(" ".join(oom.message.split())), (0, 0, 0, 2))
         for frame in wording.frames(oom.stack):
             yield Padding(text(frame, "dim"), (0, 0, 0, 4))
-    if suggestions := suggest(estimate):
+    if not estimate.advice and (suggestions := suggest(estimate)):
         yield title(wording.ADVICE_TITLE)
         rows = Table.grid(padding=(0, 2))
         rows.add_column(no_wrap=True)
         for item in suggestions:
             rows.add_row(text(item.what, "bold"), text(item.why))
         yield Padding(rows, (0, 0, 0, 2))
+
+
+# ---- changes that were tried -----------------------------------------------------------------------------------
+
+
+def _advice(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
+    if not estimate.advice:
+        return
+    yield title(wording.advice_title(estimate))
+    rows = _Rows(wording.ADVICE_HEADINGS, () if _has_all_columns(canvas) else (3, 5), wrapped=True)
+    for change, *cells in wording.advice_rows(estimate):
+        rows.add(text(change, "bold"), *cells)
+    yield rows.indent()
+    yield Padding(text(wording.advice_note(estimate)), (0, 0, 0, 2))
 
 
 # ---- the timeline ----------------------------------------------------------------------------------------------
@@ -286,14 +327,16 @@ def _ranks(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
 
 
 class _Rows:
-    """A table with headings, of which some columns can be hidden."""
+    """A table with headings, of which some columns can be hidden; the first may be `wrapped`."""
 
-    def __init__(self, headings: Sequence[str], hidden: Sequence[int]) -> None:
+    def __init__(self, headings: Sequence[str], hidden: Sequence[int], *, wrapped: bool = False) -> None:
         self._shown = [column for column in range(len(headings)) if column not in hidden]
         self._table = Table.grid(padding=(0, 2 if hidden else 3))
         for column in self._shown:
             is_amount = column > 0 and _is_amount(headings[column])
-            self._table.add_column(justify="right" if is_amount else "left", no_wrap=column > 0 or not hidden)
+            self._table.add_column(
+                justify="right" if is_amount else "left", no_wrap=column > 0 or not (hidden or wrapped)
+            )
         self.add(*(Text(heading, style="dim") for heading in headings))
 
     def add(self, *cells: Text | str) -> None:
@@ -310,7 +353,7 @@ def _has_all_columns(canvas: Canvas) -> bool:
 
 
 def _is_amount(heading: str) -> bool:
-    return heading not in ("fits", "rank", "phase")
+    return heading not in ("fits", "rank", "phase", "change", "mathematics")
 
 
 def _facts(estimate: Estimate) -> Padding:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
-from tonnage.estimates.estimate import Estimate, Moment, PhasePeak
+from tonnage.estimates.estimate import Estimate, Moment, Peak, PhasePeak
 from tonnage.options import spell_option
 from tonnage.planner.search_space import OFFLOADS
 from tonnage.report.palette import LOOKS, OTHERS, Look, look
@@ -62,13 +62,7 @@ def headline(estimate: Estimate) -> str:
     """Return the answer in two or three words."""
     if not estimate.fits:
         return "DOES NOT FIT"
-    return "FITS, BARELY" if is_tight(estimate) else "FITS"
-
-
-def is_tight(estimate: Estimate) -> bool:
-    """Return True if the estimate fits, but the upper end of its interval does not."""
-    capacity = capacity_bytes(estimate)
-    return estimate.fits and capacity is not None and estimate.peak.high_bytes + others_bytes(estimate) > capacity
+    return "FITS, BARELY" if estimate.is_tight else "FITS"
 
 
 def capacity_bytes(estimate: Estimate) -> int | None:
@@ -178,7 +172,7 @@ def need(estimate: Estimate) -> str:
         missing = (estimate.host.machine_bytes or 0) - (estimate.host.limit_bytes or 0)
         on_card = f"the GPU has room, {format_gib(peak.process_bytes)} of {format_gib(capacity)}"
         return f"{format_gib(missing)} of host memory missing on each machine; {on_card}."
-    others = others_bytes(estimate)
+    others = estimate.others_bytes
     beside = f" beside {format_gib(others)} of other processes" if others else ""
     free = max(capacity - peak.process_bytes - others, 0)
     used = f"{format_gib(peak.process_bytes)} of {format_gib(capacity)} ({percent(peak.process_bytes, capacity)})"
@@ -191,6 +185,7 @@ _REQUESTS_OUTSIDE_TORCH: Final = {"CUDA error": "a CUDA context", "Cuda failure"
 
 def _describe_shortage(estimate: Estimate) -> str:
     oom, capacity = estimate.oom, capacity_bytes(estimate)
+    whole_step = f"{describe_needed(estimate)} " if estimate.needed else ""
     limit = f" of {format_gib(capacity)}" if capacity else ""
     process = estimate.peak.process_bytes
     fits = capacity is None or process <= capacity
@@ -200,14 +195,80 @@ def _describe_shortage(estimate: Estimate) -> str:
         else f"the process would take {format_gib(process)}{limit}"
     )
     if oom is None:
-        return f"The card was full; {used}."
+        return f"{whole_step}The card was full; {used}."
     requested = shortage(oom.message).asked_bytes
     outside = next((what for words, what in _REQUESTS_OUTSIDE_TORCH.items() if words in oom.message), None)
     if requested is not None:
         request = f"{format_size(requested)} more requested"
     else:
         request = "more requested" if outside is None else f"no room for {outside}"
-    return f"Out of memory in {moment(oom.step, oom.phase, oom.layer)}: {request}; {used}."
+    return f"{whole_step}Out of memory in {moment(oom.step, oom.phase, oom.layer)}: {request}; {used}."
+
+
+def describe_needed(estimate: Estimate) -> str:
+    """Return what the whole step needs on a card without a limit, and how much more that is than the card has."""
+    needed, capacity = estimate.needed, capacity_bytes(estimate)
+    if needed is None:
+        return ""
+    more = f", {format_gib(max(needed.process_bytes - capacity, 0))} more than the card has" if capacity else ""
+    cached = needed.by_category.get("cached", 0)
+    kept = f" ({format_gib(needed.process_bytes - cached)} without what the allocator keeps unallocated)"
+    return f"Needs {format_gib(needed.process_bytes)}{more}{kept if cached > MIB else ''}."
+
+
+def shown_peak(estimate: Estimate) -> Peak:
+    """Return the peak to draw: of the whole step if it is known, else of what ran."""
+    return estimate.needed or estimate.peak
+
+
+ADVICE_HEADINGS: Final = ("change", "fits", "peak", "less by", "s a step", "mathematics")
+"""Headings of the table of changes that were tried."""
+
+
+def advice_title(estimate: Estimate) -> str:
+    """Return the title of the table of changes that were tried."""
+    what = "leaves more room" if estimate.fits_card else "would fit"
+    return f"What {what}: each of these was run"
+
+
+def advice_rows(estimate: Estimate) -> list[tuple[str, ...]]:
+    """Return a row for each change that was tried, in the order of `ADVICE_HEADINGS`."""
+    before = estimate.needed_seconds if estimate.needed else estimate.time.get("step_seconds")
+    return [
+        (
+            spell_change(advice.change),
+            "yes" if advice.fits else "no",
+            format_gib(advice.peak_bytes),
+            format_gib(advice.gain_bytes) if advice.gain_bytes > 0 else "-",
+            f"{_format_optional(before)} -> {_format_optional(advice.step_seconds)}",
+            "changed" if advice.changes_mathematics else "the same",
+        )
+        for advice in estimate.advice
+    ]
+
+
+def advice_note(estimate: Estimate) -> str:
+    """Return the line above the command that gives the first row's answer."""
+    missed = next((advice for advice in estimate.advice if not advice.fits), None)
+    capacity = capacity_bytes(estimate)
+    if missed is None or capacity is None:
+        return "The first one again:"
+    short = max(missed.peak_bytes - capacity, 0)
+    lacks = f"is {format_gib(short)} too large" if short else "needs more host memory"
+    return f"On these cards nothing that was tried fits; the nearest {lacks}. The first one again:"
+
+
+def spell_change(change: Mapping[str, Any]) -> str:
+    """Return a change as options of the command line: `--checkpointing full --loss chunked`."""
+    words = []
+    for name, value in change.items():
+        flag = f"--{spell_option(name)}"
+        words += [flag] if value is True else [flag, str(value)]
+    return " ".join(words)
+
+
+def _format_optional(seconds: float | None) -> str:
+    return "?" if seconds is None else _format_seconds(seconds)
 
 
 def interval(estimate: Estimate) -> str:
@@ -215,7 +276,7 @@ def interval(estimate: Estimate) -> str:
     peak = estimate.peak
     if peak.low_bytes == peak.high_bytes:
         return f"{format_size(peak.process_bytes)}, without uncertainty"
-    over = "; the upper end exceeds the card's memory" if is_tight(estimate) else ""
+    over = "; the upper end exceeds the card's memory" if estimate.is_tight else ""
     return f"{format_size(peak.low_bytes)} to {format_size(peak.high_bytes)}{over}"
 
 
@@ -237,26 +298,11 @@ def percent(part_bytes: int, whole_bytes: int) -> str:
 
 def shares(estimate: Estimate) -> list[Share]:
     """Return the pieces of the bar in stacking order, without empty ones."""
-    held = estimate.peak.by_category
+    held = shown_peak(estimate).by_category
     order = [*LOOKS, *(name for name in held if name not in LOOKS)]
     own = [Share(look=look(name), bytes=held[name]) for name in order if held.get(name, 0) > 0]
-    others = others_bytes(estimate)
+    others = estimate.others_bytes
     return [*own, Share(look=OTHERS, bytes=others)] if others else own
-
-
-def others_bytes(estimate: Estimate) -> int:
-    """Return the memory that other processes of a dry-run held on this rank's card at the card's peak."""
-    own_candidates = [
-        (abs((whole(process, "peak_bytes") or 0) - estimate.peak.process_bytes), card_index, index)
-        for card_index, card in enumerate(estimate.cards)
-        for index, process in enumerate(card.get("processes", ()))
-        if process.get("rank") == estimate.rank
-    ]
-    if not own_candidates:
-        return 0
-    _, card_index, own = min(own_candidates)  # processes of one rank (a trainer and its server) differ in their peaks
-    processes = estimate.cards[card_index]["processes"]
-    return sum(whole(process, "held_bytes") or 0 for index, process in enumerate(processes) if index != own)
 
 
 def free_bytes(estimate: Estimate) -> int:

@@ -43,7 +43,7 @@ from tonnage.script.changes import (
     price_step,
 )
 from tonnage.script.command import find_flag, set_value
-from tonnage.script.facts import Facts, NotUnderstood, Understood, seen, understood
+from tonnage.script.facts import Facts, NotUnderstood, Understood, describe_recognised, understood
 from tonnage.script.ladder import list_rungs
 from tonnage.trainers import engine_of
 from tonnage.units import format_gib
@@ -209,7 +209,7 @@ def advise(asked: Asked, progress: Progress = lambda text: None) -> Advice:
     common: dict[str, Any] = {
         "command": tuple(asked.command),
         "budget_bytes": asked.budget_bytes,
-        "seen": seen(facts),
+        "seen": describe_recognised(facts),
         "before": before,
     }
     try:

@@ -20,7 +20,7 @@ from tonnage.cluster import CPU, Cluster
 from tonnage.errors import TrialFailed, UsageError
 from tonnage.estimates.ddp_buckets import with_buckets_of_script
 from tonnage.estimates.estimate import Estimate
-from tonnage.estimates.step_time import played, saying
+from tonnage.estimates.step_time import add_counted_time, saying
 from tonnage.estimates.summary import Run, summarise
 from tonnage.ghost import cards, running
 from tonnage.ghost.process import NO_CACHING, any_libraries, environment, interpreter, programs
@@ -81,7 +81,7 @@ def run(
 
     With `rank` only this rank of the cluster runs, in one process and without the launcher of the command (torchrun,
     accelerate launch, deepspeed); so one of hundreds of ranks runs on a laptop.  With `seconds` one more step is run,
-    whose operations are counted (`step_time.played`).
+    whose operations are counted (`step_time.add_counted_time`).
 
     A command that is stopped at the time limit is summed up if every rank made two steps.  One that fails in its
     first step, perhaps because of a value that no ghost computes, is run a second time, in which values that depend
@@ -161,7 +161,7 @@ def _with_time(estimate: Estimate, ranks: Sequence[Trace], cluster: Cluster) -> 
     """Return the estimate with the seconds of a step, or with the reason why they are not known."""
     counted_steps = [trace.worked for trace in ranks if trace.worked is not None]
     if counted_steps:
-        return played(estimate, counted_steps, cluster)
+        return add_counted_time(estimate, counted_steps, cluster)
     why = "the command ended before it, or it could not be counted to its end"
     if any(trace.script.get("compiled") for trace in ranks):
         why = "code that torch.compile made cannot be counted"

@@ -23,7 +23,9 @@ from tonnage.trainers.hf_trainer import facts as hf_trainer
 from tonnage.trainers.trl import facts as trl
 from tonnage.units import count
 
-ADAMW: Final = tuple(one.name for one in OPTIMIZERS if (one.library, one.family) == ("torch", "adamw"))
+ADAMW: Final = tuple(
+    optimizer.name for optimizer in OPTIMIZERS if (optimizer.library, optimizer.family) == ("torch", "adamw")
+)
 """Implementations of one optimizer: any may stand for any other."""
 
 _ADAMW_CLASSES: Final = ("torch.optim.adamw.AdamW", "torch.optim.adam.Adam")
@@ -170,7 +172,7 @@ class Understood:
         return Plan(**{**kept, **stated})
 
 
-def seen(facts: Facts) -> str:
+def describe_recognised(facts: Facts) -> str:
     """Return one line of what was recognised, whether or not a Job can be made of it."""
     parts = []
     if facts.trainer is not None:

@@ -76,11 +76,11 @@ def rank_variables(rank: int, cluster: Cluster) -> dict[str, str]:
 
 def without_launcher(command: list[str]) -> list[str]:
     """Return the script and its arguments, as the launcher would pass them to Python.  Raises UsageError for none."""
-    for place, word in enumerate(command):
+    for index, word in enumerate(command):
         if word.endswith(".py"):
-            return command[place:]
-        if word == "-m" and place + 1 < len(command) and command[place + 1] not in _MODULES:
-            return command[place:]
+            return command[index:]
+        if word == "-m" and index + 1 < len(command) and command[index + 1] not in _MODULES:
+            return command[index:]
     raise UsageError(f"{' '.join(command)!r} has no script (a .py file or -m module); --rank needs one.")
 
 
@@ -144,11 +144,11 @@ def set_accelerate_flag(command: Sequence[str], flag: str, value: str) -> list[s
 
 def _find_accelerate_arguments(command: list[str]) -> list[str] | None:
     """Return the arguments of `accelerate launch` in a command line, or None for another command."""
-    for place, word in enumerate(command):
-        if Path(word).name == "accelerate" and command[place + 1 : place + 2] == ["launch"]:
-            return command[place + 2 :]
+    for index, word in enumerate(command):
+        if Path(word).name == "accelerate" and command[index + 1 : index + 2] == ["launch"]:
+            return command[index + 2 :]
         if word == "accelerate.commands.launch" or Path(word).name == "accelerate-launch":
-            return command[place + 1 :]
+            return command[index + 1 :]
         if word.endswith(".py"):
             return None
     return None

@@ -21,7 +21,7 @@ from tonnage.shallow.periods import Pattern, ResolvedToken
 from tonnage.shallow.sizes import Sizes
 from tonnage.shallow.tokens import LAYERS_FURTHER, BlockGroup, BlockRegistry
 from tonnage.trace.communicators import Communicators
-from tonnage.trace.trace import Activity, Claim, Mark, Trace, marks_to_json, packed
+from tonnage.trace.trace import Activity, Claim, Mark, Trace, marks_to_json, pack_activity
 
 MARK, ALLOC, FREE, CONNECT, EMPTY = range(5)
 """Kinds of requests: a mark begins (its number); a block is allocated (bytes, stream) or freed (its number); ranks
@@ -86,7 +86,7 @@ class Requests:
             sent, received = (born[end] if end >= 0 else 0 for end in exchange.ends)
             name, mark, size = exchange.name, exchange.mark, exchange.bytes
             activity = Activity("collective", name, mark, 0, exchange.layout, exchange.peer, 0, size, sent, received)
-            yield packed(activity, numbers)
+            yield pack_activity(activity, numbers)
 
 
 def _count_completed_marks(run: Trace) -> int:

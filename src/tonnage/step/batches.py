@@ -22,7 +22,7 @@ SEED: Final = 0
 """Seed of the draws: the same job gets the same lengths."""
 
 
-def packed(batch: Batch, documents: int) -> Batch:
+def pack(batch: Batch, documents: int) -> Batch:
     """Return the batch with each sequence cut into `documents` of (nearly) equal length, as transformers' collators
     do.
 
@@ -46,7 +46,7 @@ def documents_of(length: int, documents: int) -> list[int]:
     return [end - start for start, end in pairwise(ends)]
 
 
-def padded(batch: Batch, lengths: Sequence[int]) -> Batch:
+def pad(batch: Batch, lengths: Sequence[int]) -> Batch:
     """Return the batch with sequences of `lengths` tokens, padded to the longest; with a mask unless all are
     equally long.
     """
@@ -60,7 +60,7 @@ def padded(batch: Batch, lengths: Sequence[int]) -> Batch:
     return {**batch, "input_ids": ids * inside, "labels": labels, "attention_mask": inside.long()}
 
 
-def drawn(job: Job) -> Iterator[tuple[int, ...]]:
+def draw_lengths(job: Job) -> Iterator[tuple[int, ...]]:
     """Yield the lengths of the sequences of each micro-batch, without end.
 
     All sequences of the first LONGEST_STEPS steps have the largest length.

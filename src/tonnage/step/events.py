@@ -102,7 +102,7 @@ def generate(ready: ReadyStep) -> None:
     """Generate by transformers (`generation`), under the same contexts as the forward."""
     job = ready.step.job
     network = generation.network_in(ready.model, job)
-    arguments = generation.asked(job, network, ready.step.world.device, ready.next_batch)
+    arguments = generation.make_arguments(job, network, ready.step.world.device, ready.next_batch)
     with _inference(ready), _without_replaced_forward(network):
         _generate_method(ready.model, network)(**arguments)
 

@@ -26,7 +26,7 @@ def network_in(module: torch.nn.Module, job: Job) -> Any:
     return network
 
 
-def asked(
+def make_arguments(
     job: Job, network: Any, device: torch.device, sounds: Callable[[], dict[str, torch.Tensor]]
 ) -> dict[str, Any]:
     """Return the arguments of `generate`: prompts, or as many sounds of a batch, and how many tokens.

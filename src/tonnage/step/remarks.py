@@ -13,6 +13,6 @@ def remark(network: Any, sentence: str) -> None:
     _REMARKS.setdefault(network, {})[sentence] = None
 
 
-def remarked() -> tuple[str, ...]:
+def list_remarks() -> tuple[str, ...]:
     """Return all sentences about the networks of this process."""
     return tuple(dict.fromkeys(sentence for sentences in _REMARKS.values() for sentence in sentences))

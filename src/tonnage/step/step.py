@@ -229,7 +229,7 @@ class ReadyStep:
 
     def __post_init__(self) -> None:
         device = self.step.world.device.type
-        object.__setattr__(self, "lengths", batches.drawn(self.step.job) if self.step.job.lengths else None)
+        object.__setattr__(self, "lengths", batches.draw_lengths(self.step.job) if self.step.job.lengths else None)
         object.__setattr__(self, "scaler", torch.amp.GradScaler(device) if self.step.scales_loss else None)
 
     @property
@@ -324,9 +324,9 @@ class ReadyStep:
         elif self.lengths is not None:
             lengths = next(self.lengths)
             host = models.batch(replace(job, seq_len=max(lengths)), self.model, self.images_dtype)
-            return batches.padded(host, lengths)
+            return batches.pad(host, lengths)
         host = models.batch(job, self.model, self.images_dtype)
-        return host if job.packing is None else batches.packed(host, job.packing)
+        return host if job.packing is None else batches.pack(host, job.packing)
 
     @contextmanager
     def around(self) -> Iterator[None]:

@@ -181,7 +181,7 @@ STACKED: Final = (0.7, 1.7)
 """Measured / predicted of the six steps of ViT-large and T5-base on our H200: the least and the most."""
 
 
-def together(stacks: Sequence[Timing], tokens: float, assumed: str) -> Timing:
+def sum_stacks(stacks: Sequence[Timing], tokens: float, assumed: str) -> Timing:
     """Return the Timing of stacks of layers that a step runs one after the other, none hiding another's exchanges.
 
     `tokens`: tokens of the step on each rank, by which its speed is given.

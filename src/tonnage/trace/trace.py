@@ -62,7 +62,7 @@ class Activity(NamedTuple):
     address2: int
 
 
-def packed(activity: Activity, places: Mapping[str, int]) -> bytes:
+def pack_activity(activity: Activity, places: Mapping[str, int]) -> bytes:
     """Return the activity as a record of a Trace's log; `places` has the index of each name in `Trace.names`."""
     kind, name, mark, device, grid, block, stream, count, address, address2 = activity
     code, index = _CODES[kind], places[name]

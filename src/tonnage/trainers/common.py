@@ -79,7 +79,7 @@ class Rows(Dataset[model.Batch]):  # type: ignore[misc]
 
     def __init__(self, step: Step, module: nn.Module, count: int, images_dtype: torch.dtype | None = None) -> None:
         self.job = replace(step.job, micro_batch=1)
-        self.lengths = chain.from_iterable(batches.drawn(step.job)) if step.job.lengths else None
+        self.lengths = chain.from_iterable(batches.draw_lengths(step.job)) if step.job.lengths else None
         self.module = module
         self.images_dtype = images_dtype or (torch.float32 if step.autocast_dtype else step.weights_dtype)
         self.count = count
@@ -90,7 +90,7 @@ class Rows(Dataset[model.Batch]):  # type: ignore[misc]
     def __getitem__(self, index: int) -> model.Batch:
         job = self.job if self.lengths is None else replace(self.job, seq_len=next(self.lengths))
         row = model.batch(job, self.module, self.images_dtype)
-        return row if job.packing is None else batches.packed(row, job.packing)
+        return row if job.packing is None else batches.pack(row, job.packing)
 
 
 def collate(rows: Sequence[model.Batch]) -> model.Batch:
@@ -102,7 +102,7 @@ def collate(rows: Sequence[model.Batch]) -> model.Batch:
     if len(set(lengths)) < 2:
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
     padded = {name: _concatenate_padded([row[name] for row in rows], lengths) for name in rows[0]}
-    return batches.padded(padded, lengths)
+    return batches.pad(padded, lengths)
 
 
 def _concatenate_padded(parts: Sequence[torch.Tensor], lengths: Sequence[int]) -> torch.Tensor:
@@ -188,7 +188,7 @@ def generate(step: Step, callee: Any, rows: Rows) -> None:
     job = step.job
     network = generation.network_in(callee, job)
     sounds = partial(model.batch, job, rows.module, rows.images_dtype)
-    arguments = generation.asked(job, network, step.world.device, sounds)
+    arguments = generation.make_arguments(job, network, step.world.device, sounds)
     callee.eval()
     with phase("generate"):
         callee.generate(**arguments)

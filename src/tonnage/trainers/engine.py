@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tonnage.options import is_accepted, options, spell_option
 from tonnage.techniques import select_techniques
 from tonnage.techniques.technique import Refusal, first_of, nothing_against
-from tonnage.trainers.packages import installed
+from tonnage.trainers.packages import find_version
 
 if TYPE_CHECKING:
     from tonnage.case import Case
@@ -68,7 +68,7 @@ class Engine:
     def missing(self) -> Iterator[Refusal]:
         """Yield a refusal for each package that it needs and that is not installed."""
         for package in self.packages:
-            if installed(package) is None:
+            if find_version(package) is None:
                 yield Refusal(
                     technique=f"engine={self.name}",
                     reason=f"the package {package} is not installed",

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 
-def installed(package: str) -> str | None:
+def find_version(package: str) -> str | None:
     """Return the version of a distribution, None where it is not installed."""
     from importlib.metadata import PackageNotFoundError, version  # a tenth of a second that --help need not pay
 
@@ -18,12 +18,12 @@ def installed(package: str) -> str | None:
 
 def missing(packages: tuple[str, ...]) -> list[str]:
     """Return those of these distributions that are not installed."""
-    return [package for package in packages if installed(package) is None]
+    return [package for package in packages if find_version(package) is None]
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
     """Return the versions of those of these distributions that are installed."""
-    return {package: version for package in packages if (version := installed(package)) is not None}
+    return {package: version for package in packages if (version := find_version(package)) is not None}
 
 
 @cache

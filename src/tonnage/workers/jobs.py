@@ -76,7 +76,7 @@ def do(request: dict[str, Any], policy: values.Policy, built: list[object]) -> N
         built.append(error)
     watch.began = began
     columns = asked.columns() if asked is not None else None
-    assumed = [*policy.assumed(), *inputs.assumed()]
+    assumed = [*policy.assumed(), *inputs.list_assumptions()]
     written.write(request["trace"], watch, ended, assumed, "ghost", columns, libraries(job, plan))
 
 

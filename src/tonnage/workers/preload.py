@@ -29,7 +29,7 @@ class NeedsCard(BaseException):
     """An import needs CUDA initialised.  Not an Exception, so that no library takes it for a missing feature."""
 
 
-def imported(name: str) -> bool:
+def try_import(name: str) -> bool:
     """Import a module if it is installed and needs no card; return whether it was imported.
 
     A failed import leaves nothing behind but torch's own modules: some of them register operators and cannot be

@@ -54,15 +54,15 @@ def _answer(request: dict[str, Any], policy: values.Policy, answers: TextIO) -> 
 def _import_libraries(request: dict[str, Any]) -> None:
     """Import the job's libraries in the parent, so that no child has to."""
     for module in engine_of(Plan(**request["plan"])).imports:
-        preload.imported(module)
+        preload.try_import(module)
     for technique in select_techniques(jobs.job_of(request), Plan(**request["plan"])):
         for library in technique.libraries:
-            preload.imported(library)
+            preload.try_import(library)
     _build_tables()
     config = request["job"]["model"]["config"]
-    if config and preload.imported(modeling_modules.NAMES):
+    if config and preload.try_import(modeling_modules.NAMES):
         for module in modeling_modules.list_modules(config):
-            preload.imported(module)
+            preload.try_import(module)
         heads.trainable_types()  # fills its cache
 
 

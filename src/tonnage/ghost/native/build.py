@@ -210,7 +210,7 @@ def build_thin(library: Library, own: set[str], work: Path) -> Path:
     return target
 
 
-def implemented(ghost: Path, libraries: Iterable[Library]) -> set[str]:
+def list_implemented(ghost: Path, libraries: Iterable[Library]) -> set[str]:
     """Return the public functions that libghost.so has, as the dynamic linker finds them."""
     loaded = ctypes.CDLL(str(ghost), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     names = {PER_THREAD.sub("", name).removeprefix("p") for library in libraries for name in library.notes}
@@ -229,7 +229,7 @@ def build_major(major: int, folder: Path, *, strict: bool = False, force: bool =
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".build-") as name, ThreadPoolExecutor(2) as pool:
         work = Path(name)
         ghost = build_ghost(major, work, strict)
-        own = implemented(ghost, libraries)
+        own = list_implemented(ghost, libraries)
         built = [ghost, *pool.map(lambda library: build_thin(library, own, work), libraries)]
         built.append(Path(shutil.copy(work / "libcuda.so.1", work / "libcuda.so")))  # what `-lcuda` looks for
         kept = {path.name for path in built}

@@ -164,10 +164,10 @@ def declarations(header: Path) -> Iterator[tuple[str, str, list[str], set[str]]]
 
 def notes_of(folders: list[Path]) -> dict[str, str]:
     """Return notes by function name from all headers of these packages, with the handle types of all of them."""
-    found = [item for folder in folders for header in sorted(folder.rglob("*.h")) for item in declarations(header)]
-    handles = set().union(*(item[3] for item in found)) if found else set()
+    declared = [item for folder in folders for header in sorted(folder.rglob("*.h")) for item in declarations(header)]
+    handles = set().union(*(item[3] for item in declared)) if declared else set()
     notes: dict[str, str] = {}
-    for name, returns, args, _ in found:
+    for name, returns, args, _ in declared:
         notes.setdefault(name, note(name, returns, args, handles))
     return notes
 
@@ -175,7 +175,7 @@ def notes_of(folders: list[Path]) -> dict[str, str]:
 PUBLIC_NAME = re.compile(r"_*(p?nccl|cu|nv|CU)")
 
 
-def exported(listing: Path) -> set[str]:
+def list_exported(listing: Path) -> set[str]:
     """Return the public C functions of one `nm` listing: no data, version names, C++ or runtime leftovers."""
     names = set()
     for line in listing.read_text().splitlines():
@@ -213,8 +213,8 @@ def driver_names(header: Path, prefix: str) -> dict[str, str]:
 
 def version_name(listings: list[Path]) -> str:
     """Return the name under which a library versions its symbols, empty if it does not."""
-    found = re.findall(r"@@(\S+)", listings[0].read_text()) if listings else []
-    return max(set(found), key=found.count) if found else ""
+    versions = re.findall(r"@@(\S+)", listings[0].read_text()) if listings else []
+    return max(set(versions), key=versions.count) if versions else ""
 
 
 def write(path: Path, sources: str, version: str, notes: dict[str, str]) -> None:
@@ -242,7 +242,7 @@ def main(nm_folder: Path, header_folder: Path) -> None:
             stem = LISTED_AS.get(stem, stem)
             listings = [p for prefix in prefixes for p in sorted(nm_folder.glob(f"{stem}.so.*@{prefix}*.txt"))]
             notes = notes_of(packages(header_folder, prefixes, ""))
-            names = set().union(*(exported(p) for p in listings))
+            names = set().union(*(list_exported(p) for p in listings))
             table = {name: text for p in listings for name, text in variables(p).items()}
             for name in names:
                 base = re.sub(r"(_ptsz|_ptds)$", "", name)
@@ -251,14 +251,14 @@ def main(nm_folder: Path, header_folder: Path) -> None:
             write(out / major / f"{library}.txt", ", ".join(short_name(p) for p in listings), version, table)
     for library, (header, package) in DRIVER.items():
         folders = sorted(header_folder.glob(f"{package}*"))
-        found: dict[str, str] = {}
+        functions: dict[str, str] = {}
         for folder in folders:
             for path in folder.rglob(header):
                 for name, text in driver_names(path, "nvml" if header == "nvml.h" else "cu").items():
-                    found.setdefault(name, text)
+                    functions.setdefault(name, text)
         sources = ", ".join(f"{header} of {short_name(p)}" for p in folders)
         for major in LIBRARIES:
-            write(out / major / f"{library}.txt", sources, "", found)
+            write(out / major / f"{library}.txt", sources, "", functions)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .marks import Marks
-from .sharded import unreduced
+from .sharded import find_unreduced
 from .tensors import ORDINARY, plain_tensors, tensors_in
 
 
@@ -64,7 +64,7 @@ class Claims:
             if parameter is not None and parameter.grad is not None:
                 self.claim(parameter.grad, "gradient")
         for root in list(roots):
-            for gradient in unreduced(root):
+            for gradient in find_unreduced(root):
                 self.claim(gradient, "gradient")
 
     def claim_updated(self, parameters: Iterable[Any]) -> None:

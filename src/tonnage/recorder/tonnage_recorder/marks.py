@@ -28,9 +28,9 @@ class Marks:
         """Completed steps."""
         self.is_recording = False
         """True once CUDA is initialised and the allocator's history is on."""
-        self.read: dict[str, array[int]] = {}
+        self.early_events: dict[str, array[int]] = {}
         """Events that were read while the program runs, as columns; the allocator's history began anew after them."""
-        self.read_handed = 0
+        self.early_block_count = 0
         """Blocks that were handed out or taken back in these events."""
         self._event = ""
         self._set_metadata = getattr(torch._C, "_cuda_setMemoryMetadata", None)
@@ -67,7 +67,7 @@ class Marks:
 
     def read_history(self, read: "dict[str, array[int]]", handed: int) -> None:
         """Keep the events so far, in which `handed` blocks changed hands, and clear the allocator's history."""
-        self.read, self.read_handed = read, handed
+        self.early_events, self.early_block_count = read, handed
         self._record_history(clear_history=True)
 
     def note_position(self) -> None:

@@ -40,7 +40,7 @@ class Networks:
             self._claims.parameters[id(parameter)] = weakref.ref(parameter)
         if self.script is not None:
             self.script.meet(root)
-        self.roots[root] = counted(root, parameters)
+        self.roots[root] = describe_network(root, parameters)
         if not self._is_trained_found and self.roots[root]["parameters"] >= self.model.get("parameters", 0):
             self.model = self.roots[root]
 
@@ -75,7 +75,7 @@ class Networks:
             return
         largest = max(self.roots, key=lambda root: self.roots[root]["parameters"])
         for whole in owners(self.torch, list(largest.parameters())):
-            description = counted(whole, list(whole.parameters()))
+            description = describe_network(whole, list(whole.parameters()))
             if description["parameters"] > self.model.get("parameters", 0):
                 self.model = description
 
@@ -125,13 +125,13 @@ class Networks:
                 if own and not own & described:  # else a wrapper, or a part that was also called by itself
                     described |= own
                     # Once more: it may have been called before what is trained was chosen.
-                    descriptions.append(counted(root, parameters[root]))
+                    descriptions.append(describe_network(root, parameters[root]))
         if self._loose_elements:
             loose = dict.fromkeys(("parameters", "trainable_parameters"), self._loose_elements)
             descriptions.append({"class": "Tensor", "module": "torch", **loose})
         if descriptions:
             self._is_trained_found = True
-            self.model = together(descriptions)
+            self.model = merge_descriptions(descriptions)
 
     def _add_uncalled(self, strangers: list[Any]) -> None:
         """Add networks whose modules nobody called: a program may call `forward` itself, or compute with raw tensors.
@@ -161,7 +161,7 @@ class Networks:
         return all(type(t) is plain and tuple(t.shape) == shape for t, shape in zip(tensors, shapes, strict=True))
 
 
-def counted(root: Any, parameters: list[Any]) -> dict[str, Any]:
+def describe_network(root: Any, parameters: list[Any]) -> dict[str, Any]:
     """Return a network's class, the class's module, its current number of parameters, and the number to train."""
     others, trainable_of_others = elsewhere(root)
     return {
@@ -187,7 +187,7 @@ def owners(torch: Any, parameters: list[Any]) -> list[Any]:
         found = [*(each for each in found if id(each) not in inside), *(m for m in outer if id(m) not in inner)]
 
 
-def together(networks: list[dict[str, Any]]) -> dict[str, Any]:
+def merge_descriptions(networks: list[dict[str, Any]]) -> dict[str, Any]:
     """Return networks that one optimizer trains (an actor and a critic) as one: `Actor + Critic`."""
     sums = {name: sum(network[name] for network in networks) for name in ("parameters", "trainable_parameters")}
     names = {name: " + ".join(dict.fromkeys(network[name] for network in networks)) for name in ("class", "module")}

@@ -55,16 +55,16 @@ class OperationCounter:
         """Start counting."""
         from torch.utils._python_dispatch import TorchDispatchMode
 
-        worked, torch = self, self._torch
+        counter, torch = self, self._torch
 
         class Mode(TorchDispatchMode):  # type: ignore[misc]  # torch is not imported where types are checked
             """Runs each operation and counts it."""
 
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if any(_dispatches(kind, torch) for kind in types):
-                    worked._pass_on(args, kwargs)
+                    counter._pass_on(args, kwargs)
                     return NotImplemented  # what it does with its plain tensors comes here later
-                return worked._count(func, args, kwargs or {})
+                return counter._count(func, args, kwargs or {})
 
         self._began = self._native.log_count()
         self._mode = Mode()

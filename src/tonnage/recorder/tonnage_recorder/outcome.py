@@ -30,7 +30,7 @@ def of_exception(error: BaseException, watch: Any) -> dict[str, Any]:
     The outcome of another failure has the number of computed values that the program had read (`computed_reads`).
     """
     told, is_oom = _chain(error)[-1], ran_out(error)
-    outcome: dict[str, Any] = {"kind": "oom" if is_oom else "failed", **described(error)}
+    outcome: dict[str, Any] = {"kind": "oom" if is_oom else "failed", **describe(error)}
     if not is_oom and watch.native is not None:
         outcome["computed_reads"] = watch.native.computed_reads()
     if is_oom and _outside_allocator(told):
@@ -40,7 +40,7 @@ def of_exception(error: BaseException, watch: Any) -> dict[str, Any]:
     return outcome
 
 
-def described(error: BaseException) -> dict[str, Any]:
+def describe(error: BaseException) -> dict[str, Any]:
     """Return an exception's message, class and stack."""
     *outer, told = _chain(error)
     above = [frame for each in outer for frame in traceback.extract_tb(each.__traceback__)[:-1]]

@@ -50,7 +50,7 @@ def begin(folder: str) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not issubclass(kind, KeyboardInterrupt):
             cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
-            _write(folder, f"{os.getpid()}.failed", {**outcome.described(error), "cuda": cuda})
+            _write(folder, f"{os.getpid()}.failed", {**outcome.describe(error), "cuda": cuda})
         shown(kind, error, trace)
 
     def lacks(name: str) -> None:

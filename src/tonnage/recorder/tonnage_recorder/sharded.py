@@ -41,7 +41,7 @@ def _packed_away(module: Any) -> int:
     return int(math.prod(packed.shape)) - int(weight.numel())
 
 
-def unreduced(root: Any) -> Iterator[Any]:
+def find_unreduced(root: Any) -> Iterator[Any]:
     """Yield the unsharded gradients that FSDP2 keeps after a backward pass without communication (accumulation)."""
     if not hasattr(root, "_get_fsdp_state"):
         return

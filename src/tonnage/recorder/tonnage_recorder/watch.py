@@ -115,14 +115,14 @@ class Watch:
         self._networks.script = script
 
     @property
-    def read(self) -> dict[str, Any]:
+    def early_events(self) -> dict[str, Any]:
         """The allocator's events that were read while the program runs, as columns."""
-        return self._marks.read
+        return self._marks.early_events
 
     @property
-    def read_handed(self) -> int:
+    def early_block_count(self) -> int:
         """Number of blocks that were handed out or taken back in these events."""
-        return self._marks.read_handed
+        return self._marks.early_block_count
 
     def start(self) -> None:
         """Register every hook.  Nothing touches the GPU: the allocator's history begins when CUDA does."""

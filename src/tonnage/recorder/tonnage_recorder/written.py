@@ -90,13 +90,15 @@ def fullest(torch: Any) -> int:
 def event_columns(torch: Any, watch: Any, device: int | None = None) -> dict[str, "array[int]"]:
     """Return the allocator's trace of one device as columns; each event carries the latest mark before it.
 
-    Events that were read before (`watch.read`) come first.
+    Events that were read before (`watch.early_events`) come first.
     """
     with without_collection():
         watch.event_history = events(torch, device)
         traced = fields_of(watch.event_history)
         columns = {**columns_of(traced), "mark": event_marks(traced, watch)}
-    return {name: watch.read[name] + column for name, column in columns.items()} if watch.read else columns
+    if not watch.early_events:
+        return columns
+    return {name: watch.early_events[name] + column for name, column in columns.items()}
 
 
 def events(torch: Any, device: int | None = None) -> list[dict[str, Any]]:
@@ -170,7 +172,7 @@ def event_marks(traced: Fields, watch: Any) -> "array[int]":
     """
     latest = done = 0
     marks = array("q")
-    counted = _counted(traced.action, watch.positions, watch.oom_marks, watch.read_handed)
+    counted = _counted(traced.action, watch.positions, watch.oom_marks, watch.early_block_count)
     for index, mark in sorted([*_noted(traced.note), *counted]):
         if mark > latest:
             marks.extend(repeat(latest, index - done))

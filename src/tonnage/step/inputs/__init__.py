@@ -16,12 +16,12 @@ from tonnage.catalog.families import types_with
 from tonnage.errors import CannotEstimate
 from tonnage.step.inputs import images, sounds, targets
 from tonnage.step.inputs.text import Batch, tokens
-from tonnage.step.remarks import remarked
+from tonnage.step.remarks import list_remarks
 
 if TYPE_CHECKING:
     from tonnage.job import Job
 
-__all__ = ["Batch", "assumed", "make"]
+__all__ = ["Batch", "list_assumptions", "make"]
 
 
 def make(job: Job, network: Any, task: str, dtype: torch.dtype) -> Batch:
@@ -38,9 +38,9 @@ def make(job: Job, network: Any, task: str, dtype: torch.dtype) -> Batch:
     return _MAKERS[task](job, network, dtype)
 
 
-def assumed() -> tuple[str, ...]:
+def list_assumptions() -> tuple[str, ...]:
     """Return a sentence on each assumption about this process's batches and networks."""
-    return (*images.held(), *sounds.held(), *remarked())
+    return (*images.held(), *sounds.held(), *list_remarks())
 
 
 def _text_or_sound(job: Job, network: Any, dtype: torch.dtype) -> Batch:
@@ -52,11 +52,11 @@ _MAKERS: Final[dict[str, Callable[[Any, Any, torch.dtype], Batch]]] = {
     "image-text-to-text": images.and_text,
     "seq2seq": _text_or_sound,
     "masked-lm": _text_or_sound,
-    "speech-seq2seq": sounds.transcribed,
+    "speech-seq2seq": sounds.make_transcribed,
     "causal-lm": _text_or_sound,
     "image-text-contrast": images.with_captions,
     "image-classification": targets.classified_images,
-    "ctc": sounds.transcribed,
+    "ctc": sounds.make_transcribed,
     "video-classification": targets.classified_videos,
     "object-detection": targets.detected_objects,
     "universal-segmentation": targets.segmented_objects,

@@ -66,7 +66,7 @@ def and_text(job: Job, network: Any, dtype: torch.dtype) -> Batch:
         _insert_tokens(job, network, batch, _DESCRIPTIONS[network].tokens)
     if "qformer_input_ids" in names:  # the instruction for the adapter, at most as long as it allows
         batch["qformer_input_ids"] = batch["input_ids"][:, : network.config.qformer_config.max_position_embeddings]
-    return batch | filled(images.tensors, dtype)
+    return batch | fill_random(images.tensors, dtype)
 
 
 def chosen_size(job: Job, network: Any) -> tuple[int, int] | None:
@@ -92,7 +92,7 @@ def with_captions(job: Job, network: Any, dtype: torch.dtype) -> Batch:
         return {"input_ids": words, **clips(job, network, dtype)}
     images = make_images(job, network) if is_naflex(config) else square(job, network)
     remark(network, f"captions have {length} tokens, images {images.width} x {images.height} pixels")
-    return {"input_ids": words, **filled(images.tensors, dtype)}
+    return {"input_ids": words, **fill_random(images.tensors, dtype)}
 
 
 def clips(job: Job, network: Any, dtype: torch.dtype) -> Batch:
@@ -111,10 +111,10 @@ def clips(job: Job, network: Any, dtype: torch.dtype) -> Batch:
 
 def alone(job: Job, network: Any, dtype: torch.dtype) -> Batch:
     """Return images without text, as the network's own configuration describes them."""
-    return filled(make_images(job, network).tensors, dtype)
+    return fill_random(make_images(job, network).tensors, dtype)
 
 
-def filled(tensors: Batch, dtype: torch.dtype) -> Batch:
+def fill_random(tensors: Batch, dtype: torch.dtype) -> Batch:
     """Return the tensors with random numbers instead of those on meta."""
     return {
         name: torch.rand(tensor.shape).to(dtype) if tensor.is_meta else tensor for name, tensor in tensors.items()

@@ -70,7 +70,7 @@ def is_heard_by(network: Any) -> bool:
     return "input_ids" in names and any(name in names for name in _NAMES)
 
 
-def transcribed(job: Job, network: Any, dtype: torch.dtype) -> Batch:
+def make_transcribed(job: Job, network: Any, dtype: torch.dtype) -> Batch:
     """Return sounds of 30 seconds, or of as many frames as the encoder has positions for, with their transcripts."""
     if is_heard_by(network) and hasattr(network.config, "audio_config"):
         return and_text(job, network, dtype)

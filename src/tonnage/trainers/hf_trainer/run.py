@@ -35,7 +35,7 @@ from tonnage.trainers.engine import (
     refuse_by_techniques,
     refuse_undivided,
 )
-from tonnage.trainers.packages import installed
+from tonnage.trainers.packages import find_version
 
 if TYPE_CHECKING:
     from torch import nn
@@ -125,7 +125,7 @@ def _refuse_offload_alone(plan: Plan) -> Refusal | None:
 def _refuse_missing_optimizer(plan: Plan) -> Refusal | None:
     """Return the refusal of an optimizer whose library is not installed."""
     library = find_optimizer(plan.optimizer).library
-    if library == "torch" or installed(library) is not None:
+    if library == "torch" or find_version(library) is not None:
         return None
     return Refusal(
         technique=f"optimizer={plan.optimizer}",
@@ -136,7 +136,7 @@ def _refuse_missing_optimizer(plan: Plan) -> Refusal | None:
 
 def _refuse_missing_liger(plan: Plan) -> Refusal | None:
     """Return the refusal of Liger's loss where its package is not installed."""
-    if plan.loss != "liger" or installed("liger-kernel") is not None:
+    if plan.loss != "liger" or find_version("liger-kernel") is not None:
         return None
     return Refusal(
         technique=f"loss={plan.loss}",

@@ -17,29 +17,31 @@ from torch.utils.data import DataLoader
 
 def main() -> None:
     options = job.options()
-    said = job.read()
-    micro_batches = GradientAccumulationPlugin(said.grad_accum or 1, sync_each_batch=said.sync_each_batch)
+    settings = job.read()
+    micro_batches = GradientAccumulationPlugin(settings.grad_accum or 1, sync_each_batch=settings.sync_each_batch)
     accelerator = Accelerator(gradient_accumulation_plugin=micro_batches)
-    network = in_slices(said, checkpointed(said, job.adapted(said, job.network(said, options.random_weights))))
+    network = in_slices(
+        settings, checkpointed(settings, job.adapted(settings, job.network(settings, options.random_weights)))
+    )
     dataset = rows.dataset(
-        said,
+        settings,
         options.data,
-        options.steps * (said.micro_batch or 1) * (said.grad_accum or 1) * accelerator.num_processes,
+        options.steps * (settings.micro_batch or 1) * (settings.grad_accum or 1) * accelerator.num_processes,
     )
     loader = DataLoader(
-        dataset, said.micro_batch, shuffle=True, drop_last=True, pin_memory=True, collate_fn=dataset.batch
+        dataset, settings.micro_batch, shuffle=True, drop_last=True, pin_memory=True, collate_fn=dataset.batch
     )
-    update = optimizer(said, [parameter for parameter in network.parameters() if parameter.requires_grad])
+    update = optimizer(settings, [parameter for parameter in network.parameters() if parameter.requires_grad])
     # Nothing else may refer to a parameter, so that those that FSDP2 replaces are freed as soon as they are divided.
     prepared: tuple[Any, Any, Any] = accelerator.prepare(network, update, loader)
     del network
     model, update, batches = prepared
-    with job.attention(said):
+    with job.attention(settings):
         for batch in batches:
             with accelerator.accumulate(model):
                 accelerator.backward(model(**batch)[0])
-                if said.clip_grad_norm is not None and accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(model.parameters(), said.clip_grad_norm)
+                if settings.clip_grad_norm is not None and accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), settings.clip_grad_norm)
                 update.step()
                 update.zero_grad()
     if options.data:

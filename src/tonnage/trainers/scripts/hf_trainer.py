@@ -18,24 +18,24 @@ HERE = Path(__file__).parent
 
 def arguments(**others: Any) -> TrainingArguments:
     """Return training_args.json; a key that the installed transformers does not know is an error."""
-    said = json.loads((HERE / "training_args.json").read_text(encoding="utf-8"))
-    if "parallelism_config" in said:
+    settings = json.loads((HERE / "training_args.json").read_text(encoding="utf-8"))
+    if "parallelism_config" in settings:
         from accelerate import ParallelismConfig
 
-        said["parallelism_config"] = ParallelismConfig(**said["parallelism_config"])
-    [parsed] = HfArgumentParser(TrainingArguments).parse_dict({**said, **others})  # type: ignore[arg-type]
+        settings["parallelism_config"] = ParallelismConfig(**settings["parallelism_config"])
+    [parsed] = HfArgumentParser(TrainingArguments).parse_dict({**settings, **others})  # type: ignore[arg-type]
     return parsed
 
 
 def main() -> None:
     options = job.options()
-    said = job.read(HERE)
+    settings = job.read(HERE)
     tried = {} if options.data else {"max_steps": options.steps, "save_strategy": "no"}
     training = arguments(**tried)
-    model = job.adapted(said, job.network(said, options.random_weights))
+    model = job.adapted(settings, job.network(settings, options.random_weights))
     step = training.train_batch_size * training.gradient_accumulation_steps * training.world_size
-    with job.attention(said):
-        dataset = rows.dataset(said, options.data, options.steps * step)
+    with job.attention(settings):
+        dataset = rows.dataset(settings, options.data, options.steps * step)
         trainer = Trainer(model=model, args=training, train_dataset=dataset, data_collator=dataset.batch)
         trainer.train()
     if options.data:

@@ -34,20 +34,20 @@ OPTIMIZERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def optimizer(said: job.Job, parameters: Any, lr: float = 1e-4) -> Any:
+def optimizer(settings: job.Job, parameters: Any, lr: float = 1e-4) -> Any:
     """Return the optimizer that job.json names, over these parameters."""
-    module, name, others = OPTIMIZERS[said.optimizer or "adamw"]
+    module, name, others = OPTIMIZERS[settings.optimizer or "adamw"]
     return getattr(importlib.import_module(module), name)(parameters, lr=lr, **others)
 
 
-def checkpointed(said: job.Job, model: Any) -> Any:
+def checkpointed(settings: job.Job, model: Any) -> Any:
     """Return the network with layers that run again in backward: all, or every N-th; selective keeps products."""
-    if said.checkpointing is None:
+    if settings.checkpointing is None:
         return model
     network = model.get_base_model() if hasattr(model, "get_base_model") else model
     arguments: dict[str, Any] = {"use_reentrant": False}
-    every = int(said.checkpointing.removeprefix("every-")) if said.checkpointing.startswith("every-") else 1
-    if said.checkpointing == "selective":
+    every = int(settings.checkpointing.removeprefix("every-")) if settings.checkpointing.startswith("every-") else 1
+    if settings.checkpointing == "selective":
         arguments["context_fn"] = partial(create_selective_checkpoint_contexts, kept(network))
     if hasattr(network, "activation_checkpointing_enable"):  # transformers 5.23's name
         network.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments, every_n_layers=every)
@@ -70,9 +70,9 @@ def kept(model: nn.Module) -> list[Any]:
     return [packet.default for packet in packets if "default" in packet.overloads()]
 
 
-def in_slices(said: job.Job, model: nn.Module) -> nn.Module:
+def in_slices(settings: job.Job, model: nn.Module) -> nn.Module:
     """Return the network with a forward that returns the loss alone and never has all logits at once."""
-    if said.loss == "chunked":
+    if settings.loss == "chunked":
         network: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         network.forward = MethodType(_loss_in_slices, network)
     return model

@@ -23,20 +23,20 @@ CHECKPOINTING: dict[str, Any] = {"none": None, "full": FullAC.Config, "selective
 
 def training() -> Trainer.Config:
     """Return the whole configuration."""
-    said: dict[str, Any] = json.loads((Path(__file__).parent / "recipe.json").read_text(encoding="utf-8"))
+    settings: dict[str, Any] = json.loads((Path(__file__).parent / "recipe.json").read_text(encoding="utf-8"))
     config = config_registry.llama3_8b()
-    config.hf_assets_path = said["hf_assets_path"]
-    family = importlib.import_module(f"torchtitan.models.{said['family']}")
-    config.model_spec = family.model_registry(said["flavor"], attn_backend=said["attention"])
-    config.training = TrainingConfig(**{"steps": config.training.steps, **said["training"]})
-    config.parallelism = ParallelismConfig(**said["parallelism"])
+    config.hf_assets_path = settings["hf_assets_path"]
+    family = importlib.import_module(f"torchtitan.models.{settings['family']}")
+    config.model_spec = family.model_registry(settings["flavor"], attn_backend=settings["attention"])
+    config.training = TrainingConfig(**{"steps": config.training.steps, **settings["training"]})
+    config.parallelism = ParallelismConfig(**settings["parallelism"])
     if not hasattr(torch.distributed, "set_timeout"):  # torch before 2.14
         config.parallelism.spmd_backend = "partial_dtensor"  # its FSDP2 takes no meshes of many axes
         torch.distributed.set_timeout = distributed_c10d._set_pg_timeout
-    checkpointing = CHECKPOINTING[said["activation_checkpoint"]]
+    checkpointing = CHECKPOINTING[settings["activation_checkpoint"]]
     config.activation_checkpoint = checkpointing() if checkpointing is not None else None
-    config.optimizer.implementation = said["optimizer"]["implementation"]
-    config.compile.enable = said["compile"]["enable"]
+    config.optimizer.implementation = settings["optimizer"]["implementation"]
+    config.compile.enable = settings["compile"]["enable"]
     plain = CrossEntropyLoss.Config(global_vocab_size=config.model_spec.model.vocab_size)
-    config.loss = ChunkedLossWrapper.Config(loss_fn=plain) if said["loss"] == "chunked" else plain
+    config.loss = ChunkedLossWrapper.Config(loss_fn=plain) if settings["loss"] == "chunked" else plain
     return config

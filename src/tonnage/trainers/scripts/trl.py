@@ -21,19 +21,19 @@ HERE = Path(__file__).parent
 
 def arguments(**others: Any) -> SFTConfig:
     """Return sft_config.json; a key that the installed TRL does not know is an error."""
-    said = json.loads((HERE / "sft_config.json").read_text(encoding="utf-8"))
-    if "parallelism_config" in said:
+    settings = json.loads((HERE / "sft_config.json").read_text(encoding="utf-8"))
+    if "parallelism_config" in settings:
         from accelerate import ParallelismConfig
 
-        said["parallelism_config"] = ParallelismConfig(**said["parallelism_config"])
-    [parsed] = HfArgumentParser(SFTConfig).parse_dict({**said, **others})  # type: ignore[arg-type]
+        settings["parallelism_config"] = ParallelismConfig(**settings["parallelism_config"])
+    [parsed] = HfArgumentParser(SFTConfig).parse_dict({**settings, **others})  # type: ignore[arg-type]
     return parsed
 
 
-def tokenizer(said: job.Job, made_up: bool) -> Any:
+def tokenizer(settings: job.Job, made_up: bool) -> Any:
     """Return the network's tokenizer; for made-up rows one with two words."""
     if not made_up:
-        return AutoTokenizer.from_pretrained(said.model)
+        return AutoTokenizer.from_pretrained(settings.model)
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
 
@@ -43,22 +43,22 @@ def tokenizer(said: job.Job, made_up: bool) -> Any:
 
 def main() -> None:
     options = job.options()
-    said = job.read(HERE)
+    settings = job.read(HERE)
     tried = {} if options.data else {"max_steps": options.steps, "save_strategy": "no"}
     training = arguments(**tried)
     step = training.train_batch_size * training.gradient_accumulation_steps * training.world_size
-    tokens = rows.dataset(said, options.data, options.steps * step).tokens.tolist()
+    tokens = rows.dataset(settings, options.data, options.steps * step).tokens.tolist()
     adapters = None
-    if said.lora is not None:
+    if settings.lora is not None:
         from peft import LoraConfig
 
-        adapters = LoraConfig(**said.lora)
-    with job.attention(said):
+        adapters = LoraConfig(**settings.lora)
+    with job.attention(settings):
         trainer = SFTTrainer(
-            model=job.network(said, options.random_weights),
+            model=job.network(settings, options.random_weights),
             args=training,
             train_dataset=Dataset.from_dict({"input_ids": tokens, "labels": tokens}),
-            processing_class=tokenizer(said, options.data is None),
+            processing_class=tokenizer(settings, options.data is None),
             peft_config=adapters,
         )
         trainer.train()

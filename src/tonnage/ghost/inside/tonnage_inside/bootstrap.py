@@ -33,30 +33,30 @@ def install() -> None:
     expect(*IMPORT_TORCH)
     script = Script()
     script.listen()
-    told = dict(os.environ)  # a script may clear its environment before it imports torch
-    after_import("torch", lambda torch: _start(torch, script, told))
+    environment = dict(os.environ)  # a script may clear its environment before it imports torch
+    after_import("torch", lambda torch: _start(torch, script, environment))
 
 
-def _start(torch: ModuleType, script: Script, told: dict[str, str]) -> None:
+def _start(torch: ModuleType, script: Script, environment: dict[str, str]) -> None:
     from torch.optim import optimizer
 
     ghost = native.load()
-    watch = Watch(torch, ghost, stop_after_steps=int(told.get("TONNAGE_STEPS", "3")))
+    watch = Watch(torch, ghost, stop_after_steps=int(environment.get("TONNAGE_STEPS", "3")))
     policy = values.Policy(torch, ghost)
     if ghost is not None:
         values.install(policy)
-        kernels.keep_apart(told)
+        kernels.keep_apart(environment)
         kernels.key_by_dates()
-        if told.get("TONNAGE_FOLLOW"):
+        if environment.get("TONNAGE_FOLLOW"):
             torch.cuda._lazy_call(lambda: values.integers.follow(policy, numbers=True))
-        saves.Saves(torch, Path(told["TONNAGE_OUT"]) / "saved", policy.use).install()
+        saves.Saves(torch, Path(environment["TONNAGE_OUT"]) / "saved", policy.use).install()
         ghost.log(True)
     ranks.prepare(torch, ghost)
-    source = told.get("TONNAGE_SOURCE", "ghost")
+    source = environment.get("TONNAGE_SOURCE", "ghost")
     recorded = recording.Recording(
-        watch, told["TONNAGE_OUT"], source, lambda: [*policy.assumed(), *watch.describe_omissions()]
+        watch, environment["TONNAGE_OUT"], source, lambda: [*policy.assumed(), *watch.describe_omissions()]
     )
-    recorded.counts = bool(told.get("TONNAGE_COUNTED"))
+    recorded.counts = bool(environment.get("TONNAGE_COUNTED"))
     watch.on_stop = recorded.stop
     watch.on_end = recorded.end
     watch.script = script

@@ -23,22 +23,22 @@ _CODE = (".py", ".so")
 _PLACES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "USE_PYTORCH_KERNEL_CACHE")
 
 
-def keep_apart(told: Mapping[str, str]) -> None:
-    """Use the folders of `told`, the environment that the process was started with, from now on."""
-    places = {name: told[name] for name in _PLACES if name in told}
+def keep_apart(environment: Mapping[str, str]) -> None:
+    """Use the folders in `environment`, the variables that the process was started with, from now on."""
+    folders = {name: environment[name] for name in _PLACES if name in environment}
 
     def patch(module: ModuleType) -> None:
         original = module.cache_dir
 
         @functools.wraps(original)
         def cache_dir() -> str:
-            os.environ.update(places)
+            os.environ.update(folders)
             return str(original())
 
         module.cache_dir = cache_dir  # type: ignore[attr-defined]
 
     after_import("torch._inductor.runtime.cache_dir_utils", patch)
-    after_import("triton", lambda module: os.environ.update(places))
+    after_import("triton", lambda module: os.environ.update(folders))
 
 
 def key_by_dates() -> None:

@@ -118,9 +118,12 @@ class Alike:
         log = self.watch.native.log_bytes()[self._first_record * RECORD.itemsize :]
         fields = np.frombuffer(log, dtype=RECORD)
         kept = np.flatnonzero(~np.isin(fields["kind"], (*OF_CARD, *PINNED))).tolist()
-        marks, one, other = (fields[name].tolist() for name in ("mark", "address", "address2"))
+        marks, addresses, second_addresses = (fields[name].tolist() for name in ("mark", "address", "address2"))
         size = RECORD.itemsize
-        return [(marks[index], log[size * index : size * (index + 1)], one[index], other[index]) for index in kept]
+        return [
+            (marks[index], log[size * index : size * (index + 1)], addresses[index], second_addresses[index])
+            for index in kept
+        ]
 
     def _hold_gradients(self, address: Any, size: Any) -> Any:
         """Return which blocks hold gradients, by the claims at the end of the micro-batch."""

@@ -38,25 +38,25 @@ class Overlay:
         self._folder, self._use = folder, use
         self._began = time.time()
 
-    def here(self, path: Any) -> Path:
+    def path_for_writing(self, path: Any) -> Path:
         """Return the path in the run's folder for writing at `path`, and create its parent folder.
 
         Paths in the run's folder stay as they are.
         """
-        found = self._place(path)
-        if str(found) != os.path.abspath(path):
+        target = self._path_in_run(path)
+        if str(target) != os.path.abspath(path):
             self._use("files")
-        found.parent.mkdir(parents=True, exist_ok=True)
-        if os.path.islink(found):  # a link to a checkpoint of the user's, which would be overwritten
-            _unlink(found)
-        return found
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.islink(target):  # a link to a checkpoint of the user's, which would be overwritten
+            _unlink(target)
+        return target
 
-    def kept(self, path: Any) -> Path | None:
+    def saved_path(self, path: Any) -> Path | None:
         """Return the file or folder that was saved as `path` in this run, if any."""
         if not _is_path(path):
             return None
-        found = self._place(path)
-        return found if _exists(found) else None
+        saved = self._path_in_run(path)
+        return saved if _exists(saved) else None
 
     def holds(self, path: Any) -> bool:
         """Return whether the path is in the folder of the run."""
@@ -78,9 +78,11 @@ class Overlay:
         _change(shutil, "rmtree", self._clearing)
         builtins.open = io.open = self._opening(io.open)  # type: ignore[assignment]
 
-    def _place(self, path: Any) -> Path:
-        asked = Path(os.path.abspath(path))
-        return asked if asked.is_relative_to(self._folder) else self._folder / asked.relative_to(asked.anchor)
+    def _path_in_run(self, path: Any) -> Path:
+        absolute = Path(os.path.abspath(path))
+        if absolute.is_relative_to(self._folder):
+            return absolute
+        return self._folder / absolute.relative_to(absolute.anchor)
 
     def _older(self, path: Any) -> bool:
         """Return whether this is a checkpoint that existed before the run."""
@@ -96,21 +98,21 @@ class Overlay:
         _symlink(os.path.abspath(source), self._emptied(target))
 
     def _emptied(self, path: Any) -> Path:
-        """Return `here(path)` after removing a file there."""
-        place = self.here(path)
-        if _exists(place):
-            _unlink(place)
-        return place
+        """Return `path_for_writing(path)` after removing a file there."""
+        target = self.path_for_writing(path)
+        if _exists(target):
+            _unlink(target)
+        return target
 
     def _looking(self, original: Any) -> Any:
         def look(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
             here = kwargs.get("dir_fd") is None
             if here and is_checkpoint(path):
-                return original(self.kept(path) or path, *args, **kwargs)
+                return original(self.saved_path(path) or path, *args, **kwargs)
             try:
                 return original(path, *args, **kwargs)
             except FileNotFoundError:
-                kept = self.kept(path) if here else None
+                kept = self.saved_path(path) if here else None
                 if kept is None:
                     raise
             return original(kept, *args, **kwargs)
@@ -122,7 +124,7 @@ class Overlay:
             try:
                 original(path, *args, **kwargs)
             except FileNotFoundError:
-                if self.kept(path) is None:
+                if self.saved_path(path) is None:
                     raise
 
         return touch
@@ -131,15 +133,16 @@ class Overlay:
         @functools.wraps(original)
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             writes = is_checkpoint(file) and set("wxa") & set(mode)
-            return original(self.here(file) if writes else self.kept(file) or file, mode, *args, **kwargs)
+            path = self.path_for_writing(file) if writes else self.saved_path(file) or file
+            return original(path, mode, *args, **kwargs)
 
         return opened
 
     def _moving(self, original: Any) -> Any:
         def move(source: Any, target: Any, **kwargs: Any) -> None:
-            kept = self.kept(source)
+            kept = self.saved_path(source)
             if kept is not None:
-                original(kept, self.here(target))
+                original(kept, self.path_for_writing(target))
             elif self._older(source):
                 self._stand_in(source, target)
             elif is_checkpoint(target):
@@ -152,7 +155,7 @@ class Overlay:
 
     def _removing(self, original: Any) -> Any:
         def remove(path: Any, *, dir_fd: int | None = None) -> None:
-            kept = self.kept(path) if dir_fd is None else None
+            kept = self.saved_path(path) if dir_fd is None else None
             if kept is not None:
                 original(kept)
             elif dir_fd is None and self._older(path):
@@ -165,20 +168,20 @@ class Overlay:
     def _linking(self, original: Any) -> Any:
         def link(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
             paths = _is_path(source) and _is_path(target)
-            kept = self.kept(os.path.join(os.path.dirname(target), source)) if paths else None
-            kept = kept or self.kept(source)
+            kept = self.saved_path(os.path.join(os.path.dirname(target), source)) if paths else None
+            kept = kept or self.saved_path(source)
             if kept is None:
                 original(source, target, *args, **kwargs)
             else:
-                original(kept, self.here(target), *args, **kwargs)
+                original(kept, self.path_for_writing(target), *args, **kwargs)
 
         return link
 
     def _copying(self, original: Any) -> Any:
         def copyfile(source: Any, target: Any, **kwargs: Any) -> Any:
-            kept = self.kept(source)
+            kept = self.saved_path(source)
             if kept is not None:
-                copy_with_holes(kept, self.here(target))
+                copy_with_holes(kept, self.path_for_writing(target))
             elif is_checkpoint(target) and not self.holds(target):
                 self._stand_in(source, target)
             else:
@@ -189,7 +192,7 @@ class Overlay:
 
     def _clearing(self, original: Any) -> Any:
         def rmtree(path: Any, *args: Any, **kwargs: Any) -> None:
-            kept = self.kept(path)
+            kept = self.saved_path(path)
             if kept is not None:
                 original(kept, *args, **kwargs)
             if self._has_older(path):
@@ -202,7 +205,7 @@ class Overlay:
     def _has_older(self, folder: Any) -> bool:
         if not _is_path(folder) or self.holds(folder):
             return False
-        return any(self._older(os.path.join(place, name)) for place, _, names in os.walk(folder) for name in names)
+        return any(self._older(os.path.join(parent, name)) for parent, _, names in os.walk(folder) for name in names)
 
 
 def _change(module: Any, name: str, change: Callable[[Any], Any]) -> None:

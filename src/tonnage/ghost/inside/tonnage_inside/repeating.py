@@ -56,14 +56,14 @@ def _returned(columns: dict[str, Any], began: int, changes: list[int]) -> _Step:
     births, ends = lives(columns["action"], columns["address"])
     inside = np.append(columns["mark"], -1)[ends] >= began
     births, ends = births[inside], ends[inside]
-    place = np.concatenate((births, ends))
-    rows = np.zeros((len(place), 3), dtype=np.int64)
+    events = np.concatenate((births, ends))
+    rows = np.zeros((len(events), 3), dtype=np.int64)
     rows[: len(births)] = np.stack(
         (np.full(len(births), ALLOC), columns["size"][births], columns["stream"][births]), 1
     )
     rows[len(births) :, 0], rows[len(births) :, 1] = FREE, np.arange(len(births))
-    order = np.argsort(place)
-    rows, mark = rows[order], columns["mark"][place[order]]
+    order = np.argsort(events)
+    rows, mark = rows[order], columns["mark"][events[order]]
     entered = np.unique(np.append(mark, np.array(changes, dtype=np.int64)))
     begins = np.zeros((len(entered), 3), dtype=np.int64)
     begins[:, 0], begins[:, 1] = MARK, np.arange(len(entered))

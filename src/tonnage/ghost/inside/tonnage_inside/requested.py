@@ -168,15 +168,15 @@ class Requested:
         of_card = log[np.isin(log["kind"], OF_CARD)]
         rest = [event for event in written.events(self.watch.torch) if event["action"] not in _BLOCKS]
         columns = written.columns_of(written.fields_of(rest))
-        found = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
-        moves = found["action"] != written.CODES["oom"]
-        moved = np.cumsum(np.where(moves, found["size"], 0))
+        events = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
+        moves = events["action"] != written.CODES["oom"]
+        moved = np.cumsum(np.where(moves, events["size"], 0))
         pieces = np.append(np.cumsum(of_card["bytes"], dtype=np.int64), -1)
-        place = np.searchsorted(pieces[:-1], moved)
-        if not np.array_equal(pieces[place[moves]], moved[moves]):
+        requests = np.searchsorted(pieces[:-1], moved)
+        if not np.array_equal(pieces[requests[moves]], moved[moves]):
             raise RuntimeError("the allocator's segments do not agree with the ghost's log of the card's memory")
         blocks = np.append(of_card["mark"], self._asked.blocks)
-        return found, np.where(moves, blocks[place], self._asked.blocks).astype(int)
+        return events, np.where(moves, blocks[requests], self._asked.blocks).astype(int)
 
 
 _FOR_C = (

@@ -64,7 +64,7 @@ class Saves:
     def __init__(self, torch: Any, folder: Path, use: Use) -> None:
         self._torch, self._use = torch, use
         self._files = Overlay(folder, use)
-        self.here, self._kept = self._files.here, self._files.kept
+        self.path_for_writing, self._saved_path = self._files.path_for_writing, self._files.saved_path
 
     def install(self) -> None:
         """Patch Python's functions and torch now, and other libraries when they are imported."""
@@ -74,10 +74,10 @@ class Saves:
         serialization.load = self._torch.load = self._loading(serialization.load)
         after_import("torch.distributed.checkpoint.filesystem", self._patch_distributed)
         after_import("safetensors.torch", self._patch_safetensors)
-        for place in ("lightning_fabric", "lightning.fabric"):
-            after_import(f"{place}.utilities.cloud_io", self._patch_lightning)
-        for place, kind, name, folder in _FOLDERS:
-            after_import(place, functools.partial(self._redirect, kind, name, folder))
+        for package in ("lightning_fabric", "lightning.fabric"):
+            after_import(f"{package}.utilities.cloud_io", self._patch_lightning)
+        for module, kind, name, folder in _FOLDERS:
+            after_import(module, functools.partial(self._redirect, kind, name, folder))
         after_import("transformers.trainer", self._patch_trainer)
         after_import("accelerate.accelerator", self._patch_accelerator)
         after_import("huggingface_hub.hf_api", self._patch_hub)
@@ -88,7 +88,7 @@ class Saves:
             if not isinstance(f, str | os.PathLike):
                 mine = self._files.holds(getattr(f, "name", None))
                 return original(obj, _Hollow(f) if mine else f, *args, **kwargs)
-            path = str(self.here(f))
+            path = str(self.path_for_writing(f))
             with _without_bytes(serialization, kwargs.get("_use_new_zipfile_serialization", True)):
                 original(obj, path, *args, **kwargs)
             if zipfile.is_zipfile(path):
@@ -99,17 +99,17 @@ class Saves:
     def _loading(self, original: Any) -> Any:
         @functools.wraps(original)
         def load(f: Any, *args: Any, **kwargs: Any) -> Any:
-            kept = self._kept(f)
+            kept = self._saved_path(f)
             if kept is None:
                 return original(f, *args, **kwargs)
             zipped = zipfile.is_zipfile(kept)
             # Not by skip_data: up to torch 2.10 it makes storages as many times too large as an element has bytes.
-            found = original(str(kept), *args, **{**kwargs, "mmap": zipped or None})
+            loaded = original(str(kept), *args, **{**kwargs, "mmap": zipped or None})
             values = _values_in(original, kept) if zipped else {}
-            for place, tensor in enumerate(tensors_in(found, self._torch.Tensor)) if values else ():
-                if place in values:
-                    tensor.detach().copy_(values[place])
-            return found
+            for index, tensor in enumerate(tensors_in(loaded, self._torch.Tensor)) if values else ():
+                if index in values:
+                    tensor.detach().copy_(values[index])
+            return loaded
 
         return load
 
@@ -117,7 +117,7 @@ class Saves:
         """Redirect every path of torch.distributed.checkpoint that is written, or was written by this run."""
         files: Any = module
         base: Any = files.FileSystem
-        here, kept = self.here, self._kept
+        here, kept = self.path_for_writing, self._saved_path
 
         class Elsewhere(base):  # type: ignore[misc]
             """Files of this run, and other files for reading."""
@@ -150,11 +150,11 @@ class Saves:
 
         def save_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
             on_host = [self._copy_to_host(tensor) for tensor in tensors.values()]  # all live until it is written
-            _write_empty(self.here(filename), tensors, metadata)
+            _write_empty(self.path_for_writing(filename), tensors, metadata)
             on_host.clear()
 
         def safe_open(filename: Any, *args: Any, **kwargs: Any) -> Any:
-            return original(self._kept(filename) or filename, *args, **kwargs)
+            return original(self._saved_path(filename) or filename, *args, **kwargs)
 
         library.save_file = save_file
         package.safe_open = library.safe_open = safe_open
@@ -171,7 +171,7 @@ class Saves:
         """Save directly, where Lightning would create the file in memory, with values, and write it in one go."""
 
         def _atomic_save(checkpoint: Any, filepath: Any) -> None:
-            self._torch.save(checkpoint, self.here(filepath))
+            self._torch.save(checkpoint, self.path_for_writing(filepath))
 
         module._atomic_save = _atomic_save  # type: ignore[attr-defined]
 
@@ -189,7 +189,7 @@ class Saves:
             rest, kwargs = args[len(given) :], {**given, **kwargs}
             kwargs.pop("push_to_hub", None)
             if kwargs.get(folder) is not None:
-                kwargs[folder] = str(self.here(kwargs[folder]))
+                kwargs[folder] = str(self.path_for_writing(kwargs[folder]))
             return original(kwargs.pop(names[0]), *rest, **kwargs)
 
         setattr(owner, name, method)
@@ -207,8 +207,9 @@ class Saves:
         def method(trainer: Any, *args: Any, **kwargs: Any) -> Any:
             given = dict(zip(names[1:], args, strict=False)) | kwargs
             if given.get("output_dir") is not None:
-                given["output_dir"] = str(self.here(given["output_dir"]))
-            named, trainer.args.output_dir = trainer.args.output_dir, str(self.here(trainer.args.output_dir))
+                given["output_dir"] = str(self.path_for_writing(given["output_dir"]))
+            named = trainer.args.output_dir
+            trainer.args.output_dir = str(self.path_for_writing(named))
             try:
                 return original(trainer, **given)
             finally:
@@ -226,8 +227,9 @@ class Saves:
             named = settings.project_dir
             try:
                 if named is not None:
-                    settings.project_dir = str(self.here(named))
-                return save_state(self_, None if output_dir is None else str(self.here(output_dir)), *args, **kwargs)
+                    settings.project_dir = str(self.path_for_writing(named))
+                folder = None if output_dir is None else str(self.path_for_writing(output_dir))
+                return save_state(self_, folder, *args, **kwargs)
             finally:
                 settings.project_dir = named
 
@@ -296,8 +298,8 @@ def _small(torch: Any, saved: Any) -> dict[int, Any]:
     """Return copies of tensors whose values a program uses when it loads them: counts of steps, random states."""
     plain = (torch.Tensor, torch.nn.Parameter)
     return {
-        place: tensor.detach().clone()
-        for place, tensor in enumerate(tensors_in(saved, torch.Tensor))
+        index: tensor.detach().clone()
+        for index, tensor in enumerate(tensors_in(saved, torch.Tensor))
         if type(tensor) in plain and tensor.device.type == "cpu" and tensor.nbytes <= _SMALL_BYTES
     }
 

@@ -149,10 +149,10 @@ class _Chunks(Sequence[Any]):
         return self._count
 
     def __getitem__(self, index: Any) -> Any:
-        place = range(self._count)[index]
+        position = range(self._count)[index]
         whole = self._tensor.size(self._dim)
         size = -(-whole // self._count)
-        start = place * size
+        start = position * size
         if start >= whole:
             return self._tensor.new_empty(0)
         return self._tensor.narrow(self._dim, start, min(size, whole - start))

@@ -44,7 +44,7 @@ def read_nvml(card: int) -> dict[str, tuple[str, str]]:
     return {"uuid": (uuid.value.decode(), ""), "driver_version": (driver.value.decode(), ""), **memory}
 
 
-def queried(names: list[str], cards: list[dict[str, tuple[str, str]]], form: list[str]) -> list[str]:
+def format_query(names: list[str], cards: list[dict[str, tuple[str, str]]], form: list[str]) -> list[str]:
     """Return lines of comma-separated values."""
     lines = [] if "noheader" in form else [", ".join(names)]
     for card in cards:
@@ -62,7 +62,7 @@ def answer(arguments: list[str]) -> list[str]:
     for query, about in (("--query-gpu", cards), ("--query-compute-apps", [])):
         if query in options:
             names = [name.strip() for name in options[query].split(",")]
-            return queried(names, about, options.get("--format", "").split(","))
+            return format_query(names, about, options.get("--format", "").split(","))
     if "-L" in words or "--list-gpus" in words:
         return [f"GPU {card['index'][0]}: {card['name'][0]} (UUID: {card['uuid'][0]})" for card in cards]
     head = "NVIDIA-SMI  of a dry-run: these GPUs are not there"

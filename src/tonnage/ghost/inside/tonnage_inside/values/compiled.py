@@ -77,7 +77,7 @@ class _Graph:
     def __init__(self, policy: Policy, graph_module: Any) -> None:
         self.policy, self.torch = policy, policy.torch
         nodes = list(graph_module.graph.nodes)
-        self.places = {node: place for place, node in enumerate(n for n in nodes if n.op == "placeholder")}
+        self.places = {node: position for position, node in enumerate(n for n in nodes if n.op == "placeholder")}
         results = nodes[-1].args[0]
         self.results: Sequence[Any] = results if isinstance(results, list | tuple) else (results,)
         wanted = [node for node in self.results if self._integers(node)]
@@ -116,11 +116,11 @@ class _Graph:
         values: dict[Any, Any] = {}
         for node in self.steps:
             try:
-                found = known[self.places[node]] if node in self.places else self._done(node, values)
+                value = known[self.places[node]] if node in self.places else self._done(node, values)
             except Exception:  # a result that cannot be computed on the host is not known
                 continue
-            if found is not None and not self._large(found):
-                values[node] = found
+            if value is not None and not self._large(value):
+                values[node] = value
         return values
 
     def _done(self, node: Any, values: dict[Any, Any]) -> Any:
@@ -145,9 +145,9 @@ class _Graph:
 
     def _write(self, results: Sequence[Any], values: dict[Any, Any]) -> None:
         for node, result in zip(self.results, results, strict=False):
-            found = values.get(node) if isinstance(node, self.torch.fx.Node) else None
-            if isinstance(found, self.torch.Tensor) and is_small(self.torch, result) and result.shape == found.shape:
-                self.policy.write(*(_once(each, result.stride()) for each in (result, found)))
+            value = values.get(node) if isinstance(node, self.torch.fx.Node) else None
+            if isinstance(value, self.torch.Tensor) and is_small(self.torch, result) and result.shape == value.shape:
+                self.policy.write(*(_once(each, result.stride()) for each in (result, value)))
 
 
 def _once(tensor: Any, strides: Sequence[int]) -> Any:

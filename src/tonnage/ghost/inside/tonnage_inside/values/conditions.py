@@ -19,13 +19,13 @@ class _Nowhere:
         """Remember a new mask as long as its memory lives."""
         storage = mask.untyped_storage()
         reductions = importlib.import_module("torch.multiprocessing.reductions")
-        self._live = {place: found for place, found in self._live.items() if not found.expired()}
+        self._live = {address: reference for address, reference in self._live.items() if not reference.expired()}
         self._live[storage.data_ptr()] = reductions.StorageWeakRef(storage)
 
     def holds(self, mask: Any) -> bool:
         """Return whether a mask is false everywhere."""
-        found = self._live.get(mask.untyped_storage().data_ptr()) if self._live else None
-        return found is not None and not found.expired()
+        reference = self._live.get(mask.untyped_storage().data_ptr()) if self._live else None
+        return reference is not None and not reference.expired()
 
 
 def patch(policy: Policy) -> None:
@@ -53,8 +53,8 @@ def _patch_finite(policy: Policy) -> None:
     torch.isfinite = isfinite
     torch.Tensor.isfinite = isfinite
     for name in ("isnan", "isinf"):
-        for place in (torch, torch.Tensor):
-            setattr(place, name, _never(policy, getattr(place, name)))
+        for owner in (torch, torch.Tensor):
+            setattr(owner, name, _never(policy, getattr(owner, name)))
 
 
 def _never(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,8 +75,8 @@ def _never(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_sums(policy: Policy, nowhere: _Nowhere) -> None:
-    for place in (policy.torch, policy.torch.Tensor):
-        place.sum = _counted(policy, nowhere, place.sum)
+    for owner in (policy.torch, policy.torch.Tensor):
+        owner.sum = _counted(policy, nowhere, owner.sum)
 
 
 def _counted(policy: Policy, nowhere: _Nowhere, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -176,8 +176,8 @@ def _patch_comparisons(policy: Policy, nowhere: _Nowhere) -> None:
         return compared
 
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):
-        for place, asked in ((torch, name), (torch.Tensor, name), (torch.Tensor, f"__{name}__")):
-            setattr(place, asked, patched(name, getattr(place, asked)))
+        for owner, alias in ((torch, name), (torch.Tensor, name), (torch.Tensor, f"__{name}__")):
+            setattr(owner, alias, patched(name, getattr(owner, alias)))
     torch.greater = patched("gt", torch.greater)
 
 

@@ -23,13 +23,16 @@ def _patch_first_gradients(policy: Policy) -> None:
     @functools.wraps(original)
     def make_grads(outputs: Any, grads: Any, **options: Any) -> Any:
         made = original(outputs, grads, **options)
-        first = (found for given, found in zip(grads, made, strict=False) if given is None)
-        for found in first:
+        first = (gradient for given, gradient in zip(grads, made, strict=False) if given is None)
+        for gradient in first:
             scalar = (
-                not torch.compiler.is_compiling() and policy.is_plain(found) and found.is_cuda and found.numel() == 1
+                not torch.compiler.is_compiling()
+                and policy.is_plain(gradient)
+                and gradient.is_cuda
+                and gradient.numel() == 1
             )
             if scalar:
-                policy.write(found, torch.ones(found.shape, dtype=found.dtype))
+                policy.write(gradient, torch.ones(gradient.shape, dtype=gradient.dtype))
         return made
 
     autograd._make_grads = make_grads

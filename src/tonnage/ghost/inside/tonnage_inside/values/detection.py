@@ -33,10 +33,10 @@ def patch_sampler(policy: Policy, module: ModuleType) -> None:
         with policy.covered():
             masks = original(sampler, matched)
         for objects, others in zip(*masks, strict=True):
-            places = torch.arange(objects.numel())
-            found = places < _objects(sampler)
-            policy.write(objects, found)
-            policy.write(others, ~found & (places < sampler.batch_size_per_image))
+            positions = torch.arange(objects.numel())
+            is_object = positions < _objects(sampler)
+            policy.write(objects, is_object)
+            policy.write(others, ~is_object & (positions < sampler.batch_size_per_image))
         return masks
 
     kind.__call__ = call

@@ -43,7 +43,7 @@ def patch_exchange(policy: Policy, module: ModuleType) -> None:
         work = exchange(received, sent, *args, **kwargs)
         if sent.is_cuda:
             count = sent.numel()
-            balanced = torch.tensor([choices // count + (place < choices % count) for place in range(count)])
+            balanced = torch.tensor([choices // count + (expert < choices % count) for expert in range(count)])
             balanced = balanced.view(sent.shape)
             policy.write(sent, balanced)
             mine = torch.distributed.get_rank(kwargs.get("group"))
@@ -73,7 +73,7 @@ def patch_torchtitan(policy: Policy, module: ModuleType) -> None:
             return on_card, sent, got
         policy.use("routing")
         experts = counts.numel()
-        balanced = [choices // experts + (place < choices % experts) for place in range(experts)]
+        balanced = [choices // experts + (expert < choices % experts) for expert in range(experts)]
         own = experts // ranks
         sent = [sum(balanced[rank * own : (rank + 1) * own]) for rank in range(ranks)]
         return on_card, sent, [sent[dispatcher.ep_mesh.get_local_rank()]] * ranks
@@ -117,7 +117,7 @@ def patch_jetmoe(policy: Policy, module: ModuleType) -> None:
         if hidden_states.is_cuda:
             policy.use("routing")
             choices, experts = order.numel(), len(counts)
-            counts = [choices // experts + (place < choices % experts) for place in range(experts)]
+            counts = [choices // experts + (expert < choices % experts) for expert in range(experts)]
         return order, places, gates, counts, logits
 
     kind.forward = forward

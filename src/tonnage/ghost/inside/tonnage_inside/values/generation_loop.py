@@ -33,10 +33,10 @@ def patch(policy: Policy) -> None:
         *((name, functools.partial(_joined, policy, noted)) for name in _JOINED),
         *((name, functools.partial(_summed, policy, noted, flag)) for name, flag in _SUMMED.items()),
     )
-    for place in (torch, torch.Tensor):
+    for owner in (torch, torch.Tensor):
         for name, wrapper in wrappers:
-            if place is torch.Tensor or not name.startswith("__"):
-                setattr(place, name, wrapper(getattr(place, name)))
+            if owner is torch.Tensor or not name.startswith("__"):
+                setattr(owner, name, wrapper(getattr(owner, name)))
 
 
 class _Noted:
@@ -51,13 +51,13 @@ class _Noted:
     def add(self, tensor: Any, flag: bool | None) -> None:
         storage = tensor.untyped_storage()
         reference = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef(storage)
-        self._of = {place: found for place, found in self._of.items() if not found[0].expired()}
+        self._of = {address: note for address, note in self._of.items() if not note[0].expired()}
         self._of[storage.data_ptr()] = (reference, flag)
 
     def of(self, tensor: Any) -> tuple[bool | None] | None:
         """Return what was noted of a tensor, in a tuple; None if nothing was."""
-        found = self._of.get(tensor.untyped_storage().data_ptr())
-        return None if found is None or found[0].expired() else (found[1],)
+        note = self._of.get(tensor.untyped_storage().data_ptr())
+        return None if note is None or note[0].expired() else (note[1],)
 
 
 def _chosen(policy: Policy, noted: _Noted, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,8 +89,8 @@ def _joined(policy: Policy, noted: _Noted, original: Callable[..., Any]) -> Call
     def join(input: Any, other: Any) -> Any:
         result = original(input, other)
         if noted and result_sizes.is_on_card(policy, result):
-            found = [noted.of(each) for each in (input, other) if result_sizes.is_on_card(policy, each)]
-            flags = {each[0] for each in found if each is not None}
+            notes = [noted.of(each) for each in (input, other) if result_sizes.is_on_card(policy, each)]
+            flags = {each[0] for each in notes if each is not None}
             if len(flags) == 1 and None not in flags:
                 noted.add(result, flags.pop())
         return result

@@ -39,7 +39,7 @@ def of_compiler(tensor: Any) -> bool:
     return type(tensor).__module__.startswith("torch._subclasses.")
 
 
-def unseen(torch: Any) -> Any:
+def hidden_from_modes(torch: Any) -> Any:
     """Return a context in which the program's dispatch modes see no operation, for computations on the host.
 
     A mode that compares the operations of forward and backward, as checkpointing does, must find the same in both.
@@ -85,7 +85,7 @@ def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
         return value
 
     def done_on_host(function: Any, args: Any, options: Any) -> Any:
-        with unseen(torch):
+        with hidden_from_modes(torch):
             return function(*on_host(args), **on_host(options))
 
     small = functools.partial(is_small, torch, numbers=numbers)
@@ -141,7 +141,7 @@ def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
             """Call a function that writes its first argument, and make its new values known."""
             values = None
             if args and small(args[0]):
-                with contextlib.suppress(LookupError), unseen(torch):
+                with contextlib.suppress(LookupError), hidden_from_modes(torch):
                     values = on_host(args)
                     values = (values[0].clone(), *values[1:])
                     function(*values, **on_host(options))

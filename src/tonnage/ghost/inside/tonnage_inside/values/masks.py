@@ -45,8 +45,8 @@ def _one_sequence(policy: Policy, original: Callable[..., Any]) -> Callable[...,
         if values is None:
             policy.use("packing")
             return None
-        found = original(values)
-        return None if found is None else found.to(position_ids.device)
+        indices = original(values)
+        return None if indices is None else indices.to(position_ids.device)
 
     return find_packed_sequence_indices
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tonnage_recorder.native import Native
 
-from .integers import is_sparse, unseen
+from .integers import hidden_from_modes, is_sparse
 
 BIG_ELEMENTS = 1 << 16
 """Size from which tensors are not filled on the host, and masks not written."""
@@ -101,7 +101,7 @@ class Policy:
         reach = _reach(tensor)
         if not self.native.known(tensor.data_ptr(), reach * tensor.element_size()):
             return None
-        with unseen(self.torch):
+        with hidden_from_modes(self.torch):
             flat = self.torch.empty(reach, dtype=tensor.dtype, device="cpu")
             self.native.copy_values(flat.data_ptr(), tensor.data_ptr(), flat.nbytes)
             return self.torch.as_strided(flat, tensor.shape, tensor.stride())
@@ -114,30 +114,30 @@ class Policy:
         torch, reach = self.torch, _reach(tensor)
         if tensor.numel() == 0 or 0 in tensor.stride():
             return
-        with unseen(torch):
-            place = torch.as_strided(tensor, (reach,), (1,), tensor.storage_offset())
+        with hidden_from_modes(torch):
+            memory = torch.as_strided(tensor, (reach,), (1,), tensor.storage_offset())
             whole = reach == tensor.numel()
-            flat = torch.empty(reach, dtype=tensor.dtype, device="cpu") if whole else self.known(place)
+            flat = torch.empty(reach, dtype=tensor.dtype, device="cpu") if whole else self.known(memory)
             if flat is not None:
                 torch.as_strided(flat, tensor.shape, tensor.stride()).copy_(values)
                 if self.native is None:
-                    place.copy_(flat)
+                    memory.copy_(flat)
                 else:
-                    self.native.copy_values(place.data_ptr(), flat.data_ptr(), flat.nbytes)
+                    self.native.copy_values(memory.data_ptr(), flat.data_ptr(), flat.nbytes)
 
     def follow(self, tensor: Any, rule: Callable[[Any], Any]) -> None:
         """Give a new tensor, and all views of it, the values `rule(offsets of its elements)`."""
         storage = tensor.untyped_storage()
         reductions = importlib.import_module("torch.multiprocessing.reductions")
-        self._turns = {place: found for place, found in self._turns.items() if not found[0].expired()}
+        self._turns = {address: entry for address, entry in self._turns.items() if not entry[0].expired()}
         self._turns[storage.data_ptr()] = (reductions.StorageWeakRef(storage), rule)
 
     def rule(self, tensor: Any) -> Callable[[Any], Any] | None:
         """Return the rule that gives a tensor's values from their offsets; None if its memory has no rule."""
         if is_sparse(self.torch, tensor):
             return None
-        found = self._turns.get(tensor.untyped_storage().data_ptr()) if self._turns else None
-        return None if found is None or found[0].expired() else found[1]
+        entry = self._turns.get(tensor.untyped_storage().data_ptr()) if self._turns else None
+        return None if entry is None or entry[0].expired() else entry[1]
 
     def following(self, tensor: Any) -> Callable[[], Any] | None:
         """Return a function that computes a tensor's values by its rule and notes that; None if it has no rule."""

@@ -19,10 +19,10 @@ def patch(policy: Policy) -> None:
     torch = policy.torch
     for name in ("unique", "unique_consecutive"):
         setattr(torch, name, _distinct(policy, getattr(torch, name)))
-    for place in (torch, torch.Tensor):
-        place.bincount = _counted(policy, place.bincount)
-        place.repeat_interleave = _repeated(policy, place.repeat_interleave)
-        place.allclose = _close(policy, place.allclose)
+    for owner in (torch, torch.Tensor):
+        owner.bincount = _counted(policy, owner.bincount)
+        owner.repeat_interleave = _repeated(policy, owner.repeat_interleave)
+        owner.allclose = _close(policy, owner.allclose)
     torch.Tensor.coalesce = _coalesced(policy, torch.Tensor.coalesce)
     torch.cuda._lazy_call(functools.partial(_draw_normal, policy))
 
@@ -48,8 +48,8 @@ def _distinct(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any
     def of_computed(tensor: Any, dim: int | None) -> tuple[Any, Any, Any]:
         policy.use("sized")
         if dim is None:
-            found, place = tensor.new_zeros(1), torch.zeros_like(tensor, dtype=torch.int64)
-            return found, place, torch.tensor([tensor.numel()]).to(tensor.device)
+            values, inverse = tensor.new_zeros(1), torch.zeros_like(tensor, dtype=torch.int64)
+            return values, inverse, torch.tensor([tensor.numel()]).to(tensor.device)
         rows = tensor.shape[dim]
         return (
             tensor.clone(),
@@ -64,8 +64,8 @@ def _distinct(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any
             return result
         values = policy.read(input)
         if values is not None:
-            found = original(values, *args, **kwargs)
-            on_card = found if isinstance(found, tuple) else (found,)
+            unique = original(values, *args, **kwargs)
+            on_card = unique if isinstance(unique, tuple) else (unique,)
             made = tuple(each.to(input.device) for each in on_card)
         else:
             names = ("sorted", "return_inverse", "return_counts", "dim")[original.__name__ != "unique" :]

@@ -28,19 +28,19 @@ _MASKS = ("scatter", "scatter_", "bool", "int", "long", "contiguous")
 def patch(policy: Policy) -> None:
     """Patch torch for tensors on the card."""
     torch = policy.torch
-    for place in (torch, torch.Tensor):
-        place.topk = _several(policy, place.topk)
-        place.max = _one(policy, place.max)
-        place.argmax = _one(policy, place.argmax)
+    for owner in (torch, torch.Tensor):
+        owner.topk = _several(policy, owner.topk)
+        owner.max = _one(policy, owner.max)
+        owner.argmax = _one(policy, owner.argmax)
         for name in (*_COUNTS, *_MASKS):
-            if callable(getattr(place, name, None)) and not isinstance(getattr(place, name), torch.dtype):
-                setattr(place, name, _followed(policy, name, getattr(place, name)))
+            if callable(getattr(owner, name, None)) and not isinstance(getattr(owner, name), torch.dtype):
+                setattr(owner, name, _followed(policy, name, getattr(owner, name)))
     torch.nn.functional.one_hot = _encoded(policy, torch.nn.functional.one_hot)
 
 
 def _in_turn(count: int) -> Callable[[Any], Any]:
     """Return the rule by which the choices among `count` experts go round."""
-    return lambda place: place % count
+    return lambda offset: offset % count
 
 
 def _several(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,7 +86,7 @@ def _encoded(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]
             classes, start = result.shape[-1], tensor.storage_offset()
             rule = policy.rule(tensor) or (_in_turn(classes) if policy.known(tensor) is None else None)
             if rule is not None:
-                policy.follow(result, lambda place: rule(place // classes + start) == place % classes)
+                policy.follow(result, lambda offset: rule(offset // classes + start) == offset % classes)
         return result
 
     return one_hot
@@ -103,8 +103,8 @@ def _followed(policy: Policy, name: str, original: Callable[..., Any]) -> Callab
         asked = [_later(policy, each) for each in given]  # before the operation, which may write there
         if name.startswith(("scatter", "index_add")):
             asked = [
-                each or _filled(policy, value, place)
-                for place, (each, value) in enumerate(zip(asked, given, strict=True))
+                each or _filled(policy, value, index)
+                for index, (each, value) in enumerate(zip(asked, given, strict=True))
             ]
         result = original(*args, **kwargs)
         if any(each is None for each in asked) or not result_sizes.is_on_card(policy, result):
@@ -114,10 +114,10 @@ def _followed(policy: Policy, name: str, original: Callable[..., Any]) -> Callab
 
         @functools.cache
         def values() -> Any:
-            found = [each() for each in asked if each is not None]
+            arguments = [each() for each in asked if each is not None]
             if name == "histc":  # which the host has for floating-point numbers only
-                found[0] = found[0].double()
-            return original(*found[:positional], **dict(zip(named, found[positional:], strict=True)))
+                arguments[0] = arguments[0].double()
+            return original(*arguments[:positional], **dict(zip(named, arguments[positional:], strict=True)))
 
         if name in _COUNTS:
             if result.nbytes <= KNOWN_BYTES:
@@ -151,11 +151,11 @@ def _later(policy: Policy, value: Any) -> Callable[[], Any] | None:
     return policy.following(value)
 
 
-def _filled(policy: Policy, value: Any, place: int) -> Callable[[], Any] | None:
+def _filled(policy: Policy, value: Any, index: int) -> Callable[[], Any] | None:
     """Return the values with which kernels filled an argument of a count: counts with zero, integers with one."""
-    if value.nbytes > MOST_BYTES or (place > 0 and value.is_floating_point()):
+    if value.nbytes > MOST_BYTES or (index > 0 and value.is_floating_point()):
         return None
-    return functools.partial(policy.torch.full, value.shape, int(place > 0), dtype=value.dtype)
+    return functools.partial(policy.torch.full, value.shape, int(index > 0), dtype=value.dtype)
 
 
 def _laid_out(policy: Policy, result: Any, values: Callable[[], Any]) -> Callable[[], Any]:
@@ -164,12 +164,12 @@ def _laid_out(policy: Policy, result: Any, values: Callable[[], Any]) -> Callabl
 
     @functools.cache
     def flat() -> Any:
-        found = torch.empty(count, dtype=values().dtype)
-        torch.as_strided(found, shape, strides).copy_(values())
-        return found
+        memory = torch.empty(count, dtype=values().dtype)
+        torch.as_strided(memory, shape, strides).copy_(values())
+        return memory
 
     return flat
 
 
-def _looked_up(flat: Callable[[], Any], place: Any) -> Any:
-    return flat()[place]
+def _looked_up(flat: Callable[[], Any], offsets: Any) -> Any:
+    return flat()[offsets]

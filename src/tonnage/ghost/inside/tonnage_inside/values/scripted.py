@@ -8,13 +8,15 @@ from typing import Any
 def keep(torch: Any) -> None:
     """Register replaced functions as torch's own, so that TorchScript compiles those and pickle names them."""
     builtins, written_in_python = torch.jit._builtins, torch._jit_internal.boolean_dispatched
-    places = (torch, torch.nn.functional)
-    found = [(place, value) for place in places for value in vars(place).values() if isinstance(value, FunctionType)]
-    for place, function in found:
+    owners = (torch, torch.nn.functional)
+    functions = [
+        (owner, value) for owner in owners for value in vars(owner).values() if isinstance(value, FunctionType)
+    ]
+    for owner, function in functions:
         if function.__globals__["__package__"] != __package__:
             continue
         original = inspect.unwrap(function)
-        function.__module__, function.__qualname__ = place.__name__, function.__name__
+        function.__module__, function.__qualname__ = owner.__name__, function.__name__
         operation = builtins._find_builtin(original)
         if operation is not None:
             builtins._register_builtin(function, operation)

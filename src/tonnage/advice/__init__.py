@@ -1,0 +1,1 @@
+"""What to change in a case that does not fit, or only barely: changes that were run, with what each one gains."""

@@ -1,0 +1,220 @@
+"""Changes that may help a case, by what holds the bytes at its peak.
+
+Each change has an upper limit of what it can gain, derived from the categories at the peak: checkpointing gains no
+more than the activations, ZeRO-3 on N ranks no more than (N - 1) / N of parameters, gradients and states.
+
+    for change in list_changes(case, peak):
+        apply(change, case)     # the changed case
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
+
+from tonnage.case import Case
+from tonnage.cluster import Cluster
+from tonnage.errors import CannotEstimate, UsageError
+from tonnage.estimates.estimate import Peak
+from tonnage.job import Job
+from tonnage.mesh import SHARDING
+from tonnage.trainers.cases import check
+
+LEAST_PART: Final = 0.01
+"""A change whose upper limit is less than this part of the peak is not worth a run."""
+
+SHORTEST: Final = 512
+"""Tokens below which no shorter sequence is proposed."""
+
+_JOB_FIELDS: Final = frozenset(item.name for item in fields(Job))
+
+_WHOLE_MOMENTS: Final = ("adamw", "adamw-loop", "adamw-foreach", "adamw-fused", "paged-adamw")
+"""Optimizers with two moments, each as large as the gradients."""
+
+_LISTED: Final = ("adamw", "adamw-foreach")
+"""Optimizers whose update makes temporaries as large as the parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Options with new values."""
+
+    options: Mapping[str, Any]
+    """Fields of Job and Plan by name."""
+    limit_bytes: int
+    """Upper limit of the bytes that it gains."""
+    cluster: Cluster | None = field(default=None)
+    """Other cards; None: the same."""
+    changes_mathematics: bool = False
+    """True if training computes something else, or sees other data in a step."""
+    is_slow: bool = False
+    """True if the host's link or its cores then decide how long a step takes."""
+
+    def after(self, first: Change) -> Change:
+        """Return both changes as one, where `first` was made before."""
+        return Change(
+            options={**first.options, **self.options},
+            limit_bytes=first.limit_bytes + self.limit_bytes,
+            cluster=self.cluster or first.cluster,
+            changes_mathematics=first.changes_mathematics or self.changes_mathematics,
+            is_slow=first.is_slow or self.is_slow,
+        )
+
+
+NOTHING: Final = Change(options={}, limit_bytes=0)
+"""The change that changes nothing."""
+
+
+def apply(change: Change, case: Case) -> Case | None:
+    """Return the changed case; None if its engine or a technique refuses it."""
+    try:
+        changed = Case(
+            replace(case.job, **{name: value for name, value in change.options.items() if name in _JOB_FIELDS}),
+            replace(case.plan, **{name: value for name, value in change.options.items() if name not in _JOB_FIELDS}),
+            change.cluster or case.cluster,
+        )
+        check(changed.with_accumulation())
+    except (UsageError, CannotEstimate):
+        return None
+    return changed
+
+
+def list_changes(case: Case, peak: Peak) -> list[Change]:
+    """Return single changes that may help: those that keep a step fast first, then those with the most at stake."""
+    every = (
+        *_change_loss(case, peak),
+        *_change_activations(case, peak),
+        *_shrink_batch(case, peak),
+        *_change_optimizer(case, peak),
+        *_divide_states(case, peak),
+        *_offload_states(case, peak),
+        *_change_method(case, peak),
+        *_change_allocator(case, peak),
+    )
+    least = LEAST_PART * peak.process_bytes
+    return sorted(
+        (change for change in every if change.limit_bytes > least), key=lambda one: (one.is_slow, -one.limit_bytes)
+    )
+
+
+def _held(peak: Peak, *categories: str) -> int:
+    """Return the bytes of these categories at the peak."""
+    return sum(peak.by_category.get(category, 0) for category in categories)
+
+
+def _passing(peak: Peak) -> int:
+    """Return the bytes that exist because of the batch: activations, and temporaries of forward and backward."""
+    return _held(peak, "activation", *(("workspace",) if peak.phase in ("forward", "backward") else ()))
+
+
+def _change_loss(case: Case, peak: Peak) -> Iterator[Change]:
+    """Yield losses that do not hold the logits of all tokens at once."""
+    if case.plan.loss != "plain" or "vocab_size" not in {**case.job.model.config, **_text_part(case)}:
+        return
+    losses = ("chunked", "liger", "fused") if case.job.method == "full" else ("fused", "liger", "chunked")
+    possible = (Change(options={"loss": loss}, limit_bytes=_passing(peak)) for loss in losses)
+    yield from itertools.islice((change for change in possible if apply(change, case) is not None), 1)
+
+
+def _text_part(case: Case) -> Mapping[str, Any]:
+    part = case.job.model.config.get("text_config")
+    return part if isinstance(part, Mapping) else {}
+
+
+def _change_activations(case: Case, peak: Peak) -> Iterator[Change]:
+    """Yield ways to keep less of the layers for backward on the card."""
+    plan, kept = case.plan, _held(peak, "activation")
+    if plan.checkpointing == "none":
+        yield Change(options={"checkpointing": "selective"}, limit_bytes=kept)
+    if plan.checkpointing in ("none", "selective", "attention", "attention-module") or plan.checkpoint_interval:
+        yield Change(options={"checkpointing": "full"}, limit_bytes=kept)
+    if plan.activation_offload == "none":
+        places = (
+            Change(options={"activation_offload": where}, limit_bytes=kept, is_slow=True)
+            for where in ("cpu-streamed", "cpu")
+        )
+        yield from itertools.islice((change for change in places if apply(change, case) is not None), 1)
+    free = case.cluster.gpus // (plan.tp * plan.pp * plan.cp)
+    if plan.cp == 1 and free >= 2:
+        yield Change(options={"cp": 2}, limit_bytes=_passing(peak) // 2, changes_mathematics=plan.shard != "none")
+
+
+def _shrink_batch(case: Case, peak: Peak) -> Iterator[Change]:
+    """Yield smaller micro-batches with the same global batch, then shorter sequences."""
+    job = case.job
+    smallest = job.micro_batch // (job.micro_batch & -job.micro_batch)  # without its factors of two
+    for size in dict.fromkeys((job.micro_batch // 2, smallest)) if smallest < job.micro_batch else ():
+        parts = job.micro_batch // size
+        options: dict[str, Any] = {"micro_batch": size}
+        if job.global_batch_tokens is None:
+            options["grad_accum"] = job.grad_accum * parts
+        yield Change(options=options, limit_bytes=_passing(peak) * (parts - 1) // parts)
+    if job.micro_batch == 1 and job.seq_len // 2 >= SHORTEST and not job.lengths:
+        shorter: dict[str, Any] = {"seq_len": job.seq_len // 2}
+        yield Change(options=shorter, limit_bytes=_passing(peak) // 2, changes_mathematics=True)
+
+
+def _change_optimizer(case: Case, peak: Peak) -> Iterator[Change]:
+    """Yield optimizers with smaller temporaries or states, and updates within backward."""
+    plan, states = case.plan, _held(peak, "optimizer_state")
+    if plan.optimizer in _LISTED and peak.phase == "optimizer":
+        yield Change(options={"optimizer": "adamw-fused"}, limit_bytes=_held(peak, "workspace", "cached"))
+    if not plan.optimizer_in_backward and case.job.grad_accum == 1:
+        limit = _held(peak, "gradient", *(("workspace",) if peak.phase == "optimizer" else ()))
+        yield Change(options={"optimizer_in_backward": True}, limit_bytes=limit)
+    if plan.optimizer in _WHOLE_MOMENTS:
+        narrow = "adamw-8bit-ao" if plan.shard in SHARDING and plan.engine != "deepspeed" else "adamw-8bit"
+        limit = 3 * states // 4 + (_held(peak, "workspace", "cached") if peak.phase == "optimizer" else 0)
+        yield Change(options={"optimizer": narrow}, limit_bytes=limit, changes_mathematics=True)
+
+
+def _divide_states(case: Case, peak: Peak) -> Iterator[Change]:
+    """Yield shardings of the states, and averaging that frees whole gradients."""
+    plan, gpus = case.plan, case.cluster.gpus
+    if plan.shard in ("none", "ddp", "zero1", "zero2") and gpus > 1:
+        divided = {"zero1": ("optimizer_state",), "zero2": ("optimizer_state", "gradient")}
+        divided["zero3"] = ("optimizer_state", "gradient", "parameter")
+        before = list(divided).index(plan.shard) + 1 if plan.shard in divided else 0
+        for shard in list(divided)[before:]:
+            limit = (_held(peak, *divided[shard]) + _held(peak, "workspace", "cached")) * (gpus - 1) // gpus
+            yield Change(options={"shard": shard}, limit_bytes=limit)
+    if plan.shard in SHARDING and not plan.accum_sync and case.with_accumulation().job.grad_accum > 1:
+        yield Change(options={"accum_sync": True}, limit_bytes=_held(peak, "gradient"))
+
+
+def _offload_states(case: Case, peak: Peak) -> Iterator[Change]:
+    """Yield optimizer states, or weights and states, in the host's memory."""
+    plan = case.plan
+    temporaries = _held(peak, "workspace", "cached") if peak.phase == "optimizer" else 0
+    if plan.optimizer_offload == "none" and plan.param_offload == "none":
+        yield Change(
+            options={"optimizer_offload": "cpu"},
+            limit_bytes=_held(peak, "optimizer_state", "gradient") + temporaries,
+            is_slow=True,
+        )
+    if plan.param_offload == "none":
+        sharded = {} if plan.shard in SHARDING else {"shard": "zero3"}
+        limit = _held(peak, "parameter", "gradient", "optimizer_state") + temporaries
+        yield Change(options={**sharded, "param_offload": "cpu"}, limit_bytes=limit, is_slow=True)
+
+
+def _change_method(case: Case, peak: Peak) -> Iterator[Change]:
+    """Yield what trains fewer or narrower weights."""
+    plan, method = case.plan, case.job.method
+    temporaries = _held(peak, "workspace", "cached") if peak.phase == "optimizer" else 0
+    if method == "full":
+        states = _held(peak, "gradient", "optimizer_state") + _held(peak, "parameter") // 2 + temporaries
+        yield Change(options={"method": "lora"}, limit_bytes=states, changes_mathematics=True)
+    if method in ("full", "lora"):
+        limit = _held(peak, "parameter", "gradient", "optimizer_state") + temporaries
+        yield Change(options={"method": "qlora"}, limit_bytes=limit, changes_mathematics=True)
+    if plan.precision == "bf16-mixed" and plan.weights_dtype is None and method == "full":
+        limit = (_held(peak, "parameter", "gradient", "optimizer_state") + temporaries) // 2
+        yield Change(options={"precision": "bf16-true"}, limit_bytes=limit, changes_mathematics=True)
+
+
+def _change_allocator(case: Case, peak: Peak) -> Iterator[Change]:
+    if case.plan.allocator == "default":
+        yield Change(options={"allocator": "expandable"}, limit_bytes=_held(peak, "cached"))
