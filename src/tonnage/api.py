@@ -57,9 +57,11 @@ def estimate(
     card usually have.  `worker` is a warm `tonnage.Worker`, for many estimates in a row.  `source="meta"` needs no
     ghost: it imitates the GPU on any platform, with a wider interval.  `fresh` runs the steps even if their trace is
     cached.  By default there are three steps; if all are alike, only the first one is run and its requests are
-    repeated (`predict.usual_steps`).  If the number of `steps` is given, all of them run.  If they do not fit, or only
-    barely, `advice` tries changes for some seconds and adds those that fit (`Estimate.advice`).  Raises UsageError,
-    CannotEstimate and their subclasses; a step that does not fit is an answer (`Estimate.fits`), not an error.
+    repeated (`predict.usual_steps`).  If the number of `steps` is given, all of them run.  If they do not fit, or
+    only barely, `advice` tries changes for some seconds and adds those that fit (`Estimate.advice`).
+
+    Raises UsageError, CannotEstimate and their subclasses; a step that does not fit is an answer (`Estimate.fits`), not
+    an error.
     """
     from tonnage.advice.advise import Asked, answers
     from tonnage.trainers import cases

@@ -181,6 +181,8 @@ def test_reports_say_what_is_missing_and_what_to_do():
         assert "load the weights on one rank of each machine" in shown
         assert "--host-memory" in shown
     assert "90.00 GiB weights being loaded, 6.00 GiB Python and its libraries" in text
+    stopped = terminal.render(estimates.full_card().with_host(with_host(9 * GIB, 64 * GIB).host))
+    assert "Host memory until then: a machine with 4 x H100-80GB needed 9.00 GiB" in " ".join(stopped.split())
     unknown = " ".join(terminal.render(with_host(96 * GIB, None)).split())
     assert "what such machines have is not known, --host-memory says what yours has" in unknown
 

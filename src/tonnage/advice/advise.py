@@ -109,7 +109,7 @@ def add_needed(estimate: Estimate, asked: Asked, runner: TrialRunner) -> Estimat
         needed=whole.peak,
         needed_seconds=whole.time.get("step_seconds"),
         model={**estimate.model, **counted},
-    )
+    ).with_host(whole.host)
 
 
 def add_advice(estimate: Estimate, asked: Asked, runner: TrialRunner) -> Estimate:

@@ -330,6 +330,8 @@ def host_verdict(estimate: Estimate) -> str | None:
     if whole(cluster, "host_memory_bytes") is None:
         has = "usually has"
     limit = format_gib(host.limit_bytes)
+    if not estimate.fits_card and estimate.needed is None:  # the rest of the step may need more
+        return f"Host memory until then: {machine} needed {needed} and {has} {limit}."
     if host.fits:
         return f"Host memory fits: {machine} needs {needed} and {has} {limit}."
     missing = format_gib(host.machine_bytes - host.limit_bytes)
