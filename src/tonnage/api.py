@@ -60,8 +60,8 @@ def estimate(
     repeated (`predict.usual_steps`).  If the number of `steps` is given, all of them run.  If they do not fit, or
     only barely, `advice` tries changes for some seconds and adds those that fit (`Estimate.advice`).
 
-    Raises UsageError, CannotEstimate and their subclasses; a step that does not fit is an answer (`Estimate.fits`), not
-    an error.
+    Raises UsageError, CannotEstimate and their subclasses; a step that does not fit is an answer (`Estimate.fits`),
+    not an error.
     """
     from tonnage.advice.advise import Asked, answers
     from tonnage.trainers import cases
