@@ -13,7 +13,14 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import UsageError
 from tonnage.estimates import predict
 from tonnage.estimates.estimate import Estimate, Host
-from tonnage.estimates.host_memory import CATEGORIES, add_up, loaded_bytes, peak_of, split_by_category
+from tonnage.estimates.host_memory import (
+    CATEGORIES,
+    add_up,
+    loaded_bytes,
+    offloads_into_files,
+    peak_of,
+    split_by_category,
+)
 from tonnage.job import Job
 from tonnage.plans import Plan
 from tonnage.recorder.tonnage_recorder.layout import FIELDS, KERNEL_KINDS, RECORD
@@ -47,7 +54,7 @@ def rank(number: int, **held: int) -> dict[str, Any]:
 
 def test_a_record_is_read_as_it_is_written():
     assert struct.calcsize("<BBHIIIIIIIQQQQ") == RECORD.size
-    copied = split_by_category(trace(record("copy_d2h", address=4096, bytes=MIB)), loading_bytes=0, evicted_bytes=0)
+    copied = split_by_category(trace(record("copy_d2h", address=4096, bytes=MIB)))
     assert copied is not None
     assert copied["tensors"] == MIB
 
@@ -60,8 +67,6 @@ def test_copies_to_pinned_memory_count_as_pinned_alone():
             record("copy_d2h", address=2**31, bytes=2 * MIB),
             pinned_bytes=4 * MIB,
         ),
-        loading_bytes=0,
-        evicted_bytes=0,
     )
     assert held is not None
     assert (held["process"], held["pinned"], held["tensors"]) == (296 * MIB, 4 * MIB, 2 * MIB)
@@ -74,11 +79,19 @@ def test_memory_that_is_written_again_counts_once_and_small_copies_do_not():
             record("copy_d2h", address=2**31 + 4 * MIB, bytes=8 * MIB),
             record("copy_d2h", address=2**32, bytes=1024),
         ),
-        loading_bytes=0,
-        evicted_bytes=0,
     )
     assert held is not None
     assert held["tensors"] == 12 * MIB
+
+
+def test_copies_into_files_are_not_the_hosts():
+    copied = trace(
+        record("copy_d2h", address=2**31, bytes=8 * MIB), record("copy_d2h", mark=1, address=2**32, bytes=MIB)
+    )
+    held = split_by_category(copied, into_files=offloads_into_files({"optimizer_offload": "nvme=0.5"}))
+    assert held is not None
+    assert (held["tensors"], held["checkpoint"]) == (0, MIB)
+    assert not offloads_into_files({"optimizer_offload": "cpu", "param_offload": "none"})
 
 
 def test_a_checkpoint_is_what_is_copied_while_it_is_saved():
@@ -88,15 +101,13 @@ def test_a_checkpoint_is_what_is_copied_while_it_is_saved():
             record("copy_d2h", mark=1, address=2**31, bytes=8 * MIB),
             record("copy_d2h", mark=1, address=2**32, bytes=16 * MIB),
         ),
-        loading_bytes=0,
-        evicted_bytes=0,
     )
     assert held is not None
     assert (held["tensors"], held["checkpoint"]) == (8 * MIB, 16 * MIB)
 
 
 def test_a_trace_without_host_memory_says_nothing():
-    assert split_by_category(replace(trace(), host={}), loading_bytes=0, evicted_bytes=0) is None
+    assert split_by_category(replace(trace(), host={})) is None
     assert add_up([{"rank": 0, "host": None}], gpus=8, gpus_per_node=8).total_bytes is None
 
 

@@ -56,10 +56,13 @@ class MachineNeed:
     """Sums to `total_bytes`; empty if unknown."""
 
 
-def split_by_category(trace: Trace, *, loading_bytes: int, evicted_bytes: int) -> dict[str, int] | None:
+def split_by_category(
+    trace: Trace, *, loading_bytes: int = 0, evicted_bytes: int = 0, into_files: bool = False
+) -> dict[str, int] | None:
     """Return the host memory of one rank by category; None if its trace does not say.
 
     `loading_bytes` are those of `loaded_bytes`, `evicted_bytes` the managed memory that the card has no room for.
+    `into_files`: what steps copy from the card goes into mapped files, whose pages the kernel writes out.
     """
     host = trace.host
     if "peak_bytes" not in host:
@@ -70,7 +73,7 @@ def split_by_category(trace: Trace, *, loading_bytes: int, evicted_bytes: int) -
         "process": host["peak_bytes"] - pinned - zeros,
         "loading": max(loading_bytes, host.get("loading_bytes", 0)),
         "pinned": pinned,
-        "tensors": zeros + copied,
+        "tensors": zeros + (0 if into_files else copied),
         "managed": evicted_bytes,
         "workers": host.get("workers_bytes", 0),
         "checkpoint": saved,
@@ -144,6 +147,11 @@ _DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 def _find_checkpoint_dtype(config: Mapping[str, Any]) -> str:
     """Return the dtype in which weights were saved; bf16, in which most are published, where no dtype is named."""
     return _DTYPES.get(str(config.get("dtype") or config.get("torch_dtype") or ""), "bf16")
+
+
+def offloads_into_files(plan: Mapping[str, Any]) -> bool:
+    """Return True if a plan, by the names of its fields, moves something from the card into files."""
+    return any(str(value).startswith("nvme") for name, value in plan.items() if name.endswith("_offload"))
 
 
 def _copied_bytes(trace: Trace) -> tuple[int, int]:

@@ -112,7 +112,12 @@ def _summarise_rank(
     peak = _find_peak(walked, outside, _reserved_uncertainty(trace, walked))
     managed = trace.host.get("managed_bytes", 0)
     evicted = min(managed, max(peak.process_bytes + managed - cluster.device.capacity_bytes, 0))
-    held = host_memory.split_by_category(trace, loading_bytes=loading_bytes, evicted_bytes=evicted)
+    held = host_memory.split_by_category(
+        trace,
+        loading_bytes=loading_bytes,
+        evicted_bytes=evicted,
+        into_files=host_memory.offloads_into_files(plan),
+    )
     return Estimate(
         source=trace.source,
         versions={"tonnage": __version__, **trace.versions},
