@@ -85,6 +85,16 @@ def spell_option(name: str) -> str:
     return name.replace("_", "-")
 
 
+def spell_words(name: str, value: Any) -> list[str]:
+    """Return a field with its value as words of the command line; none for one that is not set or off."""
+    if value is None or value is False or value == ():
+        return []
+    flag = f"--{spell_option(name)}"
+    if value is True:
+        return [flag]
+    return [flag, ",".join(map(str, value)) if isinstance(value, tuple | list) else f"{value}"]
+
+
 def check(value: object) -> None:
     """Raise UsageError for the first option of a Job or Plan whose value is not accepted."""
     _check(type(value), vars(value))

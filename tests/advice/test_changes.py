@@ -65,6 +65,12 @@ def test_logits_are_sliced_if_the_network_makes_words():
     assert not any("loss" in change for change in options_of(make_case(loss="chunked"), peak))
 
 
+def test_attention_that_holds_scores_is_replaced():
+    peak = make_peak(activation=20)
+    assert {"attention": "efficient"} in options_of(make_case("t4", precision="fp16-mixed"), peak)
+    assert not any("attention" in change for change in options_of(make_case(), peak))
+
+
 def test_what_can_gain_little_is_not_listed():
     assert options_of(make_case(), make_peak(runtime=20)) == []
 

@@ -64,7 +64,7 @@ def test_pairs_of_changes_are_tried_if_no_single_one_helps(monkeypatch):
         asked.append(words)
         if changed.job.method != "qlora" or changed.cluster.device.capacity_bytes < 2**36:
             return None
-        return Remedy(what=words, process_bytes=1, step_seconds=None, tokens_per_second_per_gpu=None)
+        return Remedy(what=words, command="", process_bytes=1, step_seconds=None, tokens_per_second_per_gpu=None)
 
     monkeypatch.setattr(nearest, "_may_fit", lambda changed, runner: True)
     monkeypatch.setattr(nearest, "_try_variant", try_variant)

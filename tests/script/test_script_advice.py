@@ -125,7 +125,7 @@ def test_attention_is_kept_because_the_script_chooses_it():
     assert ("attention", "efficient") in {
         (name, value) for _, name, value in advice._list_stronger(best, question.cluster)
     }
-    assert advice._has_no_setting("attention", "efficient", best.job, best.plan, known, question.cluster)
+    assert advice.has_no_setting("attention", "efficient", best.job, best.plan, known, question.cluster)
 
 
 def test_settings_without_a_flag_are_put_into_the_arguments(run):
@@ -142,7 +142,7 @@ def test_a_plan_that_does_not_fit_in_the_script_is_followed_by_a_smaller_one(run
     found, scripts = run(facts(options=OPTIONS), 90 * GIB, 80 * GIB, 30 * GIB)
     assert found.status == "found"
     assert len(scripts.asked) == 3
-    assert [refused.why for refused in found.failed] == ["does not fit: the script itself needs 80.00 GiB"]
+    assert [refused.why for refused in found.failed] == ["does not fit: the script itself needs more than 80.00 GiB"]
 
 
 def test_no_plan_is_advised_that_did_not_fit_in_the_script(run):
@@ -250,3 +250,11 @@ def test_a_loop_that_leaves_its_precision_to_the_launcher_gets_a_launcher_flag(r
         found, scripts = run(first, 90 * GIB, 30 * GIB, command=command)
         assert scripts.asked[1][0] == after
         assert words in " ".join(render(found).split())
+
+
+def test_a_plan_that_fits_without_the_headroom_is_said_to_fit_barely(run):
+    found, scripts = run(facts(options=OPTIONS), 90 * GIB, *[78 * GIB] * 3)
+    assert len(scripts.asked) > 2  # one that leaves more was looked for
+    assert found.status == "found"
+    assert found.answer.peak.process_bytes == 78 * GIB > found.budget_bytes
+    assert "FITS, BARELY" in render(found)

@@ -20,6 +20,7 @@ from tonnage.errors import CannotEstimate, UsageError
 from tonnage.estimates.estimate import Peak
 from tonnage.job import Job
 from tonnage.mesh import SHARDING
+from tonnage.timing.scores import find_sparing_attention
 from tonnage.trainers.cases import check
 
 LEAST_PART: Final = 0.01
@@ -85,6 +86,7 @@ def list_changes(case: Case, peak: Peak) -> list[Change]:
     """Return single changes that may help: those that keep a step fast first, then those with the most at stake."""
     every = (
         *_change_loss(case, peak),
+        *_change_attention(case, peak),
         *_change_activations(case, peak),
         *_shrink_batch(case, peak),
         *_change_optimizer(case, peak),
@@ -123,6 +125,13 @@ def _text_part(case: Case) -> Mapping[str, Any]:
     return part if isinstance(part, Mapping) else {}
 
 
+def _change_attention(case: Case, peak: Peak) -> Iterator[Change]:
+    """Yield an attention that holds no scores where the present one holds them."""
+    sparing = find_sparing_attention(case)
+    if sparing is not None:
+        yield Change(options={"attention": sparing}, limit_bytes=_passing(peak))
+
+
 def _change_activations(case: Case, peak: Peak) -> Iterator[Change]:
     """Yield ways to keep less of the layers for backward on the card."""
     plan, kept = case.plan, _held(peak, "activation")
@@ -141,16 +150,22 @@ def _change_activations(case: Case, peak: Peak) -> Iterator[Change]:
         yield Change(options={"cp": 2}, limit_bytes=_passing(peak) // 2, changes_mathematics=plan.shard != "none")
 
 
+def resize_batch(case: Case, micro_batch: int, peak: Peak) -> Change:
+    """Return a smaller micro-batch, which divides the present one, with the same global batch."""
+    job = case.job
+    parts = job.micro_batch // micro_batch
+    options: dict[str, Any] = {"micro_batch": micro_batch}
+    if job.global_batch_tokens is None:
+        options["grad_accum"] = job.grad_accum * parts
+    return Change(options=options, limit_bytes=_passing(peak) * (parts - 1) // parts)
+
+
 def _shrink_batch(case: Case, peak: Peak) -> Iterator[Change]:
     """Yield smaller micro-batches with the same global batch, then shorter sequences."""
     job = case.job
     smallest = job.micro_batch // (job.micro_batch & -job.micro_batch)  # without its factors of two
-    for size in dict.fromkeys((job.micro_batch // 2, smallest)) if smallest < job.micro_batch else ():
-        parts = job.micro_batch // size
-        options: dict[str, Any] = {"micro_batch": size}
-        if job.global_batch_tokens is None:
-            options["grad_accum"] = job.grad_accum * parts
-        yield Change(options=options, limit_bytes=_passing(peak) * (parts - 1) // parts)
+    if smallest < job.micro_batch:
+        yield from (resize_batch(case, size, peak) for size in dict.fromkeys((job.micro_batch // 2, smallest)))
     if job.micro_batch == 1 and job.seq_len // 2 >= SHORTEST and not job.lengths:
         shorter: dict[str, Any] = {"seq_len": job.seq_len // 2}
         yield Change(options=shorter, limit_bytes=_passing(peak) // 2, changes_mathematics=True)

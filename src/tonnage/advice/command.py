@@ -9,7 +9,7 @@ from typing import Any
 from tonnage.advice.changes import Change
 from tonnage.catalog.devices import spell_options
 from tonnage.cluster import Cluster
-from tonnage.options import spell_option
+from tonnage.options import spell_words
 
 
 def spell_command(
@@ -19,15 +19,5 @@ def spell_command(
     are."""
     words = ["tonnage", "estimate", model, *shlex.split(spell_options(change.cluster or cluster))]
     for name, value in {**options, **change.options}.items():
-        words += _spell_value(name, value)
+        words += spell_words(name, value)
     return shlex.join([*words, *others])
-
-
-def _spell_value(name: str, value: Any) -> list[str]:
-    """Return an option with its value as words; none for one that is not set."""
-    if value is None or value is False or value == ():
-        return []
-    flag = f"--{spell_option(name)}"
-    if value is True:
-        return [flag]
-    return [flag, ",".join(map(str, value)) if isinstance(value, tuple | list) else f"{value}"]

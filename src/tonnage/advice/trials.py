@@ -14,11 +14,11 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.advice.changes import NOTHING, Change, apply, list_changes
+from tonnage.advice.changes import NOTHING, Change, apply, list_changes, resize_batch
 from tonnage.advice.hardware import list_cards, list_clusters
 from tonnage.case import Case
 from tonnage.estimates import predict
@@ -137,9 +137,13 @@ class Trials:
         rank: int | None = None,
         steps: int | None = None,
         with_room: bool = False,
+        accepts: Callable[[Change], bool] = lambda change: True,
     ) -> None:
-        """Prepare trials of a case with this peak on cards without a limit; `with_room`: what fits barely is not
-        enough."""
+        """Prepare trials of a case with this peak on cards without a limit, of changes that the user `accepts`.
+
+        `with_room`: what fits barely is not enough.
+        """
+        self._accepts = accepts
         self._case, self._peak, self._runner, self._with_room = case, peak, runner, with_room
         self._rank, self._steps = rank, steps
         self._began = time.monotonic()
@@ -156,6 +160,7 @@ class Trials:
             for change in single
             if change in leading or change.changes_mathematics or change.limit_bytes >= missing_bytes
         )
+        self._enlarge_batch()
         self._try_hardware()
         for number in range(_ROUNDS):
             groups = self._open_groups(is_first=number == 0)
@@ -163,14 +168,36 @@ class Trials:
         self._try(self._list_smaller())
 
     def best(self) -> list[Tried]:
-        """Return the changes to show: those that fit, the smallest first; if all of them need other cards, also the one
-        that comes nearest on these."""
+        """Return the changes to show: those that fit, the smallest first.
+
+        If all of them need other cards, also the one that comes nearest on these.
+        """
         gaining = [one for one in self._tried if self._gains(one)]
         fitting = [one for one in gaining if one.fits and not self._contains_fitting(one)]
         if any(one.change.cluster is None for one in fitting):
             return sorted(fitting, key=_order)[:SHOWN]
         missed = (one for one in gaining if not one.fits)
         return [*sorted(fitting, key=_order), *sorted(missed, key=lambda one: one.peak_bytes)[:1]]
+
+    def _enlarge_batch(self) -> None:
+        """Find the largest micro-batch that fits, of those that are the present one in halves."""
+        sizes = {one.change.options["micro_batch"]: one for one in self._tried if one.change.options.keys() <= _BATCH}
+        fitting = [size for size, one in sizes.items() if one.fits]
+        if not fitting:
+            return
+        smallest, largest = max(fitting), self._case.job.micro_batch
+        while largest > 2 * smallest:
+            size = smallest << (largest // smallest).bit_length() // 2
+            self._try([(NOTHING, resize_batch(self._case, size, self._peak))])
+            if self._tried[-1].fits and self._tried[-1].case.job.micro_batch == size:
+                smallest = size
+            else:
+                largest = size
+        self._tried = [
+            one
+            for one in self._tried
+            if not (one.change.options.keys() <= _BATCH and one.fits and one.case.job.micro_batch < smallest)
+        ]
 
     def _open_groups(self, *, is_first: bool) -> Iterator[list[Tried]]:
         """Yield the tried changes with the same mathematics, where not enough of them fit and time is left."""
@@ -207,7 +234,7 @@ class Trials:
         for tried in [one for one in self._tried if one.fits and one.change.cluster is None]:
             if len(tried.change.options) > 2 and not self._contains_fitting(tried):
                 for name in tried.change.options:
-                    names = {name} | next((group for group in _ONE_CHANGE if name in group), set())
+                    names = {name} | next((group for group in _ONE_CHANGE if name in group), frozenset())
                     kept = {other: value for other, value in tried.change.options.items() if other not in names}
                     yield NOTHING, replace(tried.change, options=kept)
 
@@ -250,7 +277,7 @@ class Trials:
     def _try_hardware(self) -> None:
         """Run the case as it is on larger cards, and sharded on more of the same, until the first of each fits."""
         kinds = [
-            ((change, case) for change in changes if (case := apply(change, self._case)) is not None)
+            self._apply(changes)
             for changes in (list_cards(self._case, self._peak), list_clusters(self._case, self._peak))
         ]
         while kinds:
@@ -263,14 +290,19 @@ class Trials:
                 else:
                     kinds.append(kind)
 
-    def _new(self, changes: Iterator[Change]) -> Iterator[tuple[Change, Case]]:
-        """Yield the changes that were not tried and are not refused, with their cases."""
+    def _apply(self, changes: Iterable[Change]) -> Iterator[tuple[Change, Case]]:
+        """Yield the changes that are accepted and not refused, with their cases."""
         for change in changes:
+            if self._accepts(change) and (case := apply(change, self._case)) is not None:
+                yield change, case
+
+    def _new(self, changes: Iterable[Change]) -> Iterator[tuple[Change, Case]]:
+        """Yield those of the changes that were not tried, with their cases."""
+        for change, case in self._apply(changes):
             key = json.dumps(dict(change.options), sort_keys=True)
-            if key in self._seen or (case := apply(change, self._case)) is None:
-                continue
-            self._seen.add(key)
-            yield change, case
+            if key not in self._seen:
+                self._seen.add(key)
+                yield change, case
 
     def _is_within(self, peak: Peak, capacity_bytes: int) -> bool:
         return (peak.high_bytes if self._with_room else peak.process_bytes) <= capacity_bytes
@@ -312,5 +344,8 @@ def _order(tried: Tried) -> tuple[bool, bool, bool, int, float]:
     )
 
 
-_ONE_CHANGE: Final = ({"micro_batch", "grad_accum"}, {"shard", "param_offload"})
+_BATCH: Final = frozenset(("micro_batch", "grad_accum"))
+"""Options of the batch of one rank."""
+
+_ONE_CHANGE: Final = (_BATCH, frozenset(("shard", "param_offload")))
 """Options that count as one change."""

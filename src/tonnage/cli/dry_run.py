@@ -1,10 +1,12 @@
 """`tonnage dry-run -- COMMAND...`: run a training script on ghost GPUs and report its memory."""
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
 
 from tonnage.cli.options import (
+    Advised,
     Force,
     Gpu,
     GpuMemory,
@@ -52,6 +54,7 @@ def dry_run(
         int, count("--timeout", "Stop the command if it has not finished its steps after this many seconds.")
     ] = 900,
     torch: TorchVersion = None,
+    advice: Advised = True,
     json: Json = False,
     html: Html = None,
     save: Save = None,
@@ -64,19 +67,17 @@ def dry_run(
     """
     from tonnage.cli.answer import Output, deliver
     from tonnage.cli.progress import progress
-    from tonnage.script import dry_run
+    from tonnage.script.advice import Asked
+    from tonnage.script.tries import answers
 
     wanted = Output(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check(force=force)
     cluster = parse_cluster_options(gpu, gpus, gpu_memory, here, command, host_memory=host_memory)
+    asked = Asked(command=command, cluster=cluster, stated={}, timeout_seconds=float(timeout), torch_version=torch)
     with progress(moving=False) as say:
-        run = dry_run.run(
-            command,
-            cluster,
-            steps=steps,
-            timeout_seconds=float(timeout),
-            rank=rank,
-            torch_version=torch,
-            progress=say,
-        )
-    return deliver(run.estimate, lambda: run.traces, wanted)
+        runs = answers(asked, steps=steps, rank=rank, advise=advice, progress=say)
+        run = next(runs)
+        with closing(runs):
+            wants = run.estimate.wants_advice
+            complete = (lambda: next(runs, run).estimate) if wants else None
+            return deliver(run.estimate, lambda: run.traces, wanted, complete)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from tonnage.catalog.devices import find_device, spell_options
 from tonnage.cluster import GPUS_PER_NODE, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, UsageError
 from tonnage.estimates.estimate import Estimate
-from tonnage.options import spell_option
+from tonnage.options import spell_option, spell_words
 from tonnage.planner.candidates import find_refusal, list_candidates
 from tonnage.planner.fit import fits_host, host_bytes
 from tonnage.planner.pricing import Bounded, bound_candidate, usual_extra_bytes
@@ -22,7 +23,8 @@ from tonnage.planner.search import Search
 from tonnage.planner.search_space import ORDER
 from tonnage.planner.solution import Candidate, Nearest, Remedy
 from tonnage.planner.trial_runner import TrialRunner
-from tonnage.units import GIB
+from tonnage.plans import HEADROOM
+from tonnage.units import GIB, spell_bytes
 
 CARDS: Final = ("l4", "a100-40gb", "l40s", "a100-80gb", "h100-80gb", "h200", "b200")
 """Larger cards that are proposed, smallest first."""
@@ -194,10 +196,25 @@ def _try_variant(words: str, question: Question, runner: TrialRunner) -> Remedy 
     priced, estimate = search.found[0]
     return Remedy(
         what=words,
+        command=_spell(question, words),
         process_bytes=estimate.peak.process_bytes,
         step_seconds=None if priced.timing is None else priced.timing.step_seconds,
         tokens_per_second_per_gpu=None if priced.timing is None else priced.timing.tokens_per_second_per_gpu,
     )
+
+
+def _spell(question: Question, words: str) -> str:
+    """Return the `tonnage plan` command of a question that was changed by the options in `words`."""
+    job, plan = question.job, question.plan
+    changed = {word.removeprefix("--").replace("-", "_") for word in words.split() if word.startswith("--")}
+    stated = (name for name in question.stated if name not in changed)
+    kept = [word for name in stated for word in spell_words(name, getattr(job if hasattr(job, name) else plan, name))]
+    lists = {"only": question.only, "without": question.without, "allow": question.allow}
+    kept += [word for name, values in lists.items() for word in spell_words(name, values)]
+    cluster = replace(question.cluster, host_memory_bytes=None) if "host_memory" in changed else question.cluster
+    card = [] if "gpu" in changed or "gpu_memory" in changed else spell_options(cluster).split()
+    headroom = [] if question.headroom == HEADROOM else ["--headroom", f"{100 * question.headroom:g}"]
+    return shlex.join(["tonnage", "plan", job.model.name, *words.split(), *card, *kept, *headroom])
 
 
 def _shorten_sequence(question: Question) -> Iterator[Variant]:

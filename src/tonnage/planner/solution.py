@@ -125,7 +125,9 @@ class Remedy:
     """A change that makes a job fit."""
 
     what: str
-    """The change: `LoRA`, `--seq-len 4096`, `8 x h200`."""
+    """The change as options: `--seq-len 4096`, `--gpu 8xh200 --method lora`."""
+    command: str
+    """The question with the change in it."""
     process_bytes: int
     """Peak of the process with the change, on the ghost."""
     step_seconds: float | None
@@ -184,10 +186,40 @@ class Solution:
             "refused": [asdict(refused) for refused in self.refused],
             "frontier": [_with_plan(point) for point in self.frontier],
             "offers": [asdict(offer) for offer in self.offers],
-            "nearest": None if self.nearest is None else _with_plan(self.nearest),
+            "nearest": None if self.nearest is None else _describe_nearest(self.nearest),
             "unpriced": self.unpriced,
             "looked_at": self.looked_at,
         }
+
+
+def _describe_nearest(nearest: Nearest) -> dict[str, Any]:
+    """Return the document of the nearest plan; `advice` has its remedies as `estimate --json` has tried changes."""
+    advice = [
+        {
+            "change": (change := _read_options(remedy.what)),
+            "command": remedy.command,
+            "fits": True,
+            "peak_bytes": remedy.process_bytes,
+            "gain_bytes": max(nearest.needed_bytes - remedy.process_bytes, 0),
+            "step_seconds": remedy.step_seconds,
+            "changes_mathematics": not _MATHEMATICS.isdisjoint(change),
+        }
+        for remedy in nearest.remedies
+    ]
+    return {**_with_plan(nearest), "advice": advice}
+
+
+_MATHEMATICS: Final = frozenset(("method", "seq_len", "quant", "unquantized_dtype"))
+"""Options of remedies that change what training computes, or the data of a step."""
+
+
+def _read_options(what: str) -> dict[str, str | int]:
+    """Return the options of a remedy by name: `--seq-len 4096` is {"seq_len": 4096}."""
+    words = what.split()
+    return {
+        flag.removeprefix("--").replace("-", "_"): int(value) if value.isdigit() else value
+        for flag, value in zip(words[::2], words[1::2], strict=True)
+    }
 
 
 def _with_plan(value: Point | Nearest) -> dict[str, Any]:

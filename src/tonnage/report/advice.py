@@ -10,7 +10,7 @@ from tonnage.mesh import SHARDING
 from tonnage.options import spell_option
 from tonnage.plans import Plan
 from tonnage.report.shortage import Shortage, shortage
-from tonnage.report.wording import whole
+from tonnage.report.wording import capacity_bytes, shown_peak, whole
 from tonnage.trainers import engine_of
 from tonnage.units import format_gib, format_size
 
@@ -41,10 +41,11 @@ def suggest(estimate: Estimate) -> list[Suggestion]:
     if estimate.fits_card:
         return []
     expandable = _suggest_expandable_segments(estimate)
-    least = _parse_shortage(estimate).asked_bytes or estimate.peak.process_bytes // 100
+    least = _parse_shortage(estimate).asked_bytes or shown_peak(estimate).process_bytes // 100
+    most = _MAX_SUGGESTIONS if estimate.plan else 2 * _MAX_SUGGESTIONS
     possible = (item for item in _suggest_options(estimate) if _has_setting_for(item.what, estimate.plan))
     ordered = sorted(possible, key=lambda item: -item.at_stake_bytes)
-    best = [item for item in ordered if item.at_stake_bytes >= least][: _MAX_SUGGESTIONS - 1]
+    best = [item for item in ordered if item.at_stake_bytes >= least][: most - 1]
     if expandable is None:
         return best
     return [*best, expandable] if _has_just_begun(estimate) else [expandable, *best]
@@ -73,7 +74,13 @@ def _missing_moments_bytes(estimate: Estimate) -> int:
 
 
 def _suggest_expandable_segments(estimate: Estimate) -> Suggestion | None:
-    """Return the suggestion of expandable segments if the unallocated bytes were enough for the request."""
+    """Return the suggestion of expandable segments if the unallocated bytes were enough for the request.
+
+    Not if the whole step needs more than the card even without them.
+    """
+    capacity = capacity_bytes(estimate)
+    if estimate.needed and capacity and estimate.needed.allocated_bytes > capacity:
+        return None
     lack = _parse_shortage(estimate)
     requested, cached = lack.asked_bytes, lack.unallocated_bytes
     if requested is None or cached is None or requested > cached + (lack.free_bytes or 0) or _is_expandable(estimate):
@@ -100,8 +107,9 @@ def _is_expandable(estimate: Estimate) -> bool:
 
 
 def _suggest_options(estimate: Estimate) -> Iterator[Suggestion]:
-    """Yield options of `tonnage estimate`; none for a dry-run, whose script makes its own choices."""
+    """Yield options of `tonnage estimate`; for a dry-run, what to change in the script."""
     if not estimate.plan:
+        yield from _suggest_for_script(estimate)
         return
     held, plan = estimate.peak.by_category, estimate.plan
     activations = held.get("activation", 0)
@@ -116,8 +124,48 @@ def _suggest_options(estimate: Estimate) -> Iterator[Suggestion]:
     yield from _suggest_for_temporaries(estimate, held)
 
 
+def _suggest_for_script(estimate: Estimate) -> Iterator[Suggestion]:
+    """Yield what usually helps a script, with the bytes of the whole step that each can save at most."""
+    peak = shown_peak(estimate)
+    held = peak.by_category
+    parameters, gradients, states = (held.get(name, 0) for name in ("parameter", "gradient", "optimizer_state"))
+    activations, temporaries = held.get("activation", 0), held.get("workspace", 0)
+    passing = activations + (temporaries if peak.phase in ("forward", "backward") else 0)
+    gpus = whole(estimate.cluster, "gpus") or 1
+    is_language_model = str(estimate.model.get("class", "")).endswith(("ForCausalLM", "LMHeadModel"))
+    for what, why, at_stake_bytes in (
+        ("activation checkpointing", "layers run again in backward instead of keeping activations", activations),
+        ("half the batch, twice the accumulation", "activations and temporaries grow with the batch", passing // 2),
+        (
+            "Liger's loss, or one in slices",
+            "the logits of all tokens are among activations and temporaries",
+            passing if is_language_model else 0,
+        ),
+        (
+            "AdamW(fused=True)",
+            "the update makes temporaries as large as the weights",
+            temporaries if peak.phase == "optimizer" else 0,
+        ),
+        ("an 8-bit optimizer (changes the mathematics)", "moments take a quarter", 3 * states // 4),
+        (
+            "FSDP2 or ZeRO-3",
+            f"weights, gradients and states are divided among {gpus} ranks",
+            (parameters + gradients + states) * (gpus - 1) // gpus,
+        ),
+        (
+            "optimizer states in host memory",
+            "ZeRO's offload or a paged optimizer; steps take longer",
+            states,
+        ),
+        ("LoRA (changes the mathematics)", "adapters need little of gradients and states", gradients + states),
+    ):
+        yield Suggestion(what=what, why=f"{why}: at most {format_gib(at_stake_bytes)}", at_stake_bytes=at_stake_bytes)
+
+
 def _has_setting_for(what: str, plan: Mapping[str, Any]) -> bool:
     """Return True if the plan's engine has a setting for `--option value`, or for a switch."""
+    if not plan:  # a script
+        return True
     name, _, value = what.removeprefix("--").partition(" ")
     engine = engine_of(Plan(engine=plan.get("engine", "tonnage")))
     return engine.has_setting(name.replace("-", "_"), value or True, None)

@@ -46,6 +46,8 @@ def _headline(advice: Advice) -> Table:
     rows.add_column(no_wrap=True)
     rows.add_column()
     word, style = _VERDICTS[advice.status]
+    if advice.status == "found" and not advice.has_room(advice.answer):
+        word, style = "FITS, BARELY", TIGHT
     rows.add_row(Text(word, style=style), text(_verdict(advice), "bold"))
     rows.add_row("", text(advice.seen))
     if advice.now is not None:

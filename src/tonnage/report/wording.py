@@ -236,7 +236,7 @@ def advice_rows(estimate: Estimate) -> list[tuple[str, ...]]:
     before = estimate.needed_seconds if estimate.needed else estimate.time.get("step_seconds")
     return [
         (
-            spell_change(advice.change),
+            spell_change(advice.change, is_script=not estimate.plan),
             "yes" if advice.fits else "no",
             format_gib(advice.peak_bytes),
             format_gib(advice.gain_bytes) if advice.gain_bytes > 0 else "-",
@@ -258,12 +258,11 @@ def advice_note(estimate: Estimate) -> str:
     return f"On these cards nothing that was tried fits; the nearest {lacks}. The first one again:"
 
 
-def spell_change(change: Mapping[str, Any]) -> str:
-    """Return a change as options of the command line: `--checkpointing full --loss chunked`."""
-    words = []
-    for name, value in change.items():
-        flag = f"--{spell_option(name)}"
-        words += [flag] if value is True else [flag, str(value)]
+def spell_change(change: Mapping[str, Any], *, is_script: bool) -> str:
+    """Return a change as options, `--checkpointing full --loss chunked`, or as settings of a script, `bf16=True`."""
+    if is_script:
+        return ", ".join(f"{name}={value}" for name, value in change.items())
+    words = [f"--{spell_option(name)}" + ("" if value is True else f" {value}") for name, value in change.items()]
     return " ".join(words)
 
 

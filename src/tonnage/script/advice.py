@@ -109,6 +109,8 @@ class Tried:
     """The command line with the settings."""
     environment: Mapping[str, str]
     """Variables to set for it."""
+    settings: Mapping[str, Any]
+    """All other settings that were changed, by their names."""
     arguments: Mapping[str, Any]
     """Settings to write into the script's own code; the run put them into the objects that the script makes."""
     in_code: tuple[str, ...]
@@ -159,15 +161,18 @@ class Advice:
         """Return the status of the document of `plan --json`."""
         if self.now is None and not self.by_trial:
             return "unknown"
-        if self.fits(self.before) and not self.changes:
-            return "found"
-        if self.after is not None and self.fits(self.after.estimate):
+        if self.answer.fits and (self.after is not None or not self.changes):
             return "found"
         if self.solution is not None and self.solution.status not in ("found", "too_large"):
             return self.solution.status
         return "too_large"
 
-    def fits(self, estimate: Estimate) -> bool:
+    @property
+    def answer(self) -> Estimate:
+        """Return the run with the changes, or the script's own if none were tried."""
+        return self.before if self.after is None else self.after.estimate
+
+    def has_room(self, estimate: Estimate) -> bool:
         """Return True if a run leaves the headroom of the GPU free."""
         return estimate.fits and estimate.peak.process_bytes <= self.budget_bytes
 
@@ -223,14 +228,21 @@ def advise(asked: Asked, progress: Progress = lambda text: None) -> Advice:
 def _try_plans(
     asked: Asked, facts: Facts, now: Understood, runner: TrialRunner, common: dict[str, Any], progress: Progress
 ) -> Advice:
-    """Return the advice of the fastest plan that fits when the script itself runs it."""
+    """Return the advice of the fastest plan that fits when the script itself runs it.
+
+    One that fits without the headroom is kept, in case that no plan after it leaves more.
+    """
     question = _make_question(asked, now, facts)
     failed: list[Refused] = []
     present = Candidate(job=now.job, plan=now.plan)
+    advice: Advice | None = None
+    barely: Advice | None = None
     for _ in range(MOST_TRIES):
         solution = search(question, runner, top=1, explain=False, progress=progress)
+        if not solution.plans and advice is None:
+            return Advice(**common, now=now, solution=solution)
         if not solution.plans:
-            return Advice(**common, now=now, solution=solution, failed=tuple(failed))
+            break
         best = solution.plans[0].candidate
         progress("running the plan without each change, to see its effect")
         changes = list_changes(now, best, facts, question, runner, asked.command)
@@ -247,16 +259,22 @@ def _try_plans(
         if not changes:
             return advice
         try:
-            advice = replace(advice, after=_try_changes(asked, facts, changes, progress))
+            advice = replace(advice, after=try_changes(asked, facts, changes, progress))
         except TrialFailed as error:
             return replace(advice, failed=(*failed, Refused(what=describe(best), why=str(error))))
-        if advice.status == "found":
+        peak = advice.answer.peak.process_bytes
+        if advice.has_room(advice.answer):
             return advice
-        assert advice.after is not None
-        peak = advice.after.estimate.peak.process_bytes
-        failed.append(Refused(what=describe(best), why=f"does not fit: the script itself needs {format_gib(peak)}"))
+        if advice.answer.fits:
+            barely = barely or advice
+        else:
+            why = f"does not fit: the script itself needs more than {format_gib(peak)}"
+            failed.append(Refused(what=describe(best), why=why))
         excess = (peak - solution.plans[0].estimate.peak.process_bytes) / asked.cluster.device.capacity_bytes
         question = replace(question, headroom=min(question.headroom + max(excess, LEAST_FURTHER), 0.9))
+    if barely is not None:
+        return replace(barely, failed=tuple(failed))
+    assert advice is not None
     return replace(advice, after=None, failed=tuple(failed))
 
 
@@ -295,7 +313,7 @@ def _sort_by_effect(changes: tuple[Change, ...], before: Estimate, asked: Asked)
     return tuple(sorted(changes, key=lambda change: (change.costs_seconds or 0.0, -(change.saves_bytes or 0))))
 
 
-def _try_changes(asked: Asked, facts: Facts, changes: Sequence[Change], progress: Progress) -> Tried:
+def try_changes(asked: Asked, facts: Facts, changes: Sequence[Change], progress: Progress) -> Tried:
     """Run the script with the changes.  Raises TrialFailed if it fails with them."""
     settings = [setting for change in changes for setting in change.settings]
     command = list(asked.command)
@@ -314,6 +332,7 @@ def _try_changes(asked: Asked, facts: Facts, changes: Sequence[Change], progress
         estimate=estimate,
         command=tuple(command),
         environment=environment,
+        settings={setting.name: setting.after for setting in settings if setting.where != "environment"},
         arguments=arguments,
         in_code=tuple(_write_as_code(name, value, facts) for name, value in arguments.items()),
         not_taken=tuple(_list_not_taken(settings, after)),
@@ -361,7 +380,7 @@ def _list_unexpressed(best: Candidate, facts: Facts, question: Question, runner:
     others = {
         technique: replace(own, plan=replace(own.plan, **{name: value}))
         for technique, name, value in _list_stronger(best, question.cluster)
-        if _has_no_setting(name, value, best.job, replace(best.plan, **{name: value}), facts, question.cluster)
+        if has_no_setting(name, value, best.job, replace(best.plan, **{name: value}), facts, question.cluster)
     }
     needs = runner.probe([own, *others.values()], question.cluster)
     return tuple(
@@ -391,7 +410,7 @@ def _list_stronger(best: Candidate, cluster: Cluster) -> Iterator[tuple[str, str
             yield spell_option(name) if value is True else f"{spell_option(name)}={value}", name, value
 
 
-def _has_no_setting(name: str, value: Any, job: Job, plan: Plan, facts: Facts, cluster: Cluster) -> bool:
+def has_no_setting(name: str, value: Any, job: Job, plan: Plan, facts: Facts, cluster: Cluster) -> bool:
     """Return True if the script has no setting for a value."""
     if name == "attention":  # no flag of a Trainer or a launcher sets it
         return True
@@ -410,17 +429,17 @@ def _try_rungs(asked: Asked, facts: Facts, why: str, common: dict[str, Any], pro
     For a loop of the script's own these are the settings of the allocator alone.
     """
     advice = Advice(**common, why_not=why, by_trial=facts.trainer is not None)
-    fits = advice.fits(advice.before)
+    fits = advice.has_room(advice.before)
     failed: list[Refused] = []
     for rung in itertools.islice(list_rungs(facts, asked.command, fits=fits), MOST_RUNGS):
         words = "; ".join(str(setting) for change in rung for setting in change.settings)
         try:
-            after = _try_changes(asked, facts, rung, progress)
+            after = try_changes(asked, facts, rung, progress)
         except TrialFailed as error:
             failed.append(Refused(what=words, why=str(error)))
             continue
         advice = replace(advice, changes=_with_saved_bytes(rung, advice.before, after.estimate), after=after)
-        if advice.fits(after.estimate):
+        if advice.has_room(after.estimate):
             break
     return replace(advice, failed=tuple(failed))
 

@@ -103,8 +103,9 @@ def list_changes(
     The effect of a change is measured by running the plan without it.  Changes that need more
     memory and save no time are left out.
     """
-    groups = [name for name in GROUPS if _revert_group(name, now, best) != best]
-    reverted = [_revert_group(name, now, best) for name in groups]
+    present = Candidate(job=now.job, plan=now.plan)
+    groups = [name for name in GROUPS if _revert_group(name, present, best) != best]
+    reverted = [_revert_group(name, present, best) for name in groups]
     needs = runner.probe([best, *reverted], question.cluster)
     changes = []
     for name, candidate, need in zip(groups, reverted, needs[1:], strict=True):
@@ -121,12 +122,25 @@ def list_changes(
     return tuple(changes)
 
 
+def list_setting_changes(now: Candidate, best: Candidate, facts: Facts, command: Sequence[str]) -> tuple[Change, ...]:
+    """Return the changes from the script to a candidate, without their effects."""
+    changes = []
+    for name in GROUPS:
+        without = _revert_group(name, now, best)
+        settings = () if without == best else tuple(_list_settings(name, without, best, facts, command))
+        if settings:
+            changes.append(
+                Change(technique=name, settings=settings, why=WHY[name], saves_bytes=None, costs_seconds=None)
+            )
+    return tuple(changes)
+
+
 def _is_useless(change: Change) -> bool:
     """Return True for a change that needs more memory and saves no time."""
     return change.saves_bytes is not None and change.saves_bytes < 0 and (change.costs_seconds or 0.0) >= 0
 
 
-def _revert_group(group: str, now: Understood, best: Candidate) -> Candidate:
+def _revert_group(group: str, now: Candidate, best: Candidate) -> Candidate:
     """Return the plan with the options of one group as the script has them now."""
     job, plan = best.job, best.plan
     for name in GROUPS[group]:
