@@ -24,7 +24,7 @@ from tonnage.planner.search_space import ORDER
 from tonnage.planner.solution import Candidate, Nearest, Remedy
 from tonnage.planner.trial_runner import TrialRunner
 from tonnage.plans import HEADROOM
-from tonnage.units import GIB, spell_bytes
+from tonnage.units import GIB
 
 CARDS: Final = ("l4", "a100-40gb", "l40s", "a100-80gb", "h100-80gb", "h200", "b200")
 """Larger cards that are proposed, smallest first."""
