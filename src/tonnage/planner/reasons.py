@@ -218,7 +218,9 @@ def _make_reason(
         shown = format_gib(needed) if need.whole else f"~{format_gib(needed)}"
         if run is not None and not run.fits_card:
             shown = f"more than {format_gib(question.cluster.device.capacity_bytes)}"
-        fits = needed <= question.budget_bytes and (run is None or run.fits_card)
+        elif run is not None and not run.host.fits:
+            shown = f"{format_gib(run.host.machine_bytes or 0)} of host memory on each machine"
+        fits = needed <= question.budget_bytes and (run is None or run.fits)
         why += f"; {instead} {shown}, {'which fits as well' if fits else 'too much'}"
         if fits and costs is not None:
             nothing = _NO_TIME * (choice.estimate.time["step_seconds"] or 0.0)
