@@ -6,6 +6,7 @@ import pytest
 
 import tonnage
 from estimates import fitting
+from tonnage.catalog.devices import find_device
 from tonnage.errors import UnknownDevice, UsageError
 from tonnage.estimates import predict
 from tonnage.estimates.summary import Run
@@ -65,6 +66,18 @@ def test_a_job_and_a_plan_may_be_given_as_values(monkeypatch: pytest.MonkeyPatch
     assert asked[0][0].job.model.name == "gpt2"
     tonnage.estimate("gpt2", job, plan, "2xt4", seq_len=256, offline=True)
     assert (asked[2][0].job.seq_len, asked[2][0].job.method) == (256, "lora")
+
+
+def test_host_memory_is_of_each_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        predict, "estimate", lambda case, **others: asked.append(case) or Run(estimate=fitting(), traces=())
+    )
+    cards = tonnage.Cluster(device=find_device("t4"), gpus_per_node=2)
+    for given in ({"gpu": "2xt4", "host_memory": "96GiB"}, {"cluster": cards, "host_memory": 96 * 2**30}):
+        tonnage.estimate("gpt2", offline=True, **given)
+    tonnage.estimate("gpt2", gpu=cards, offline=True)
+    assert [case.cluster.host_limit_bytes for case in asked] == [96 * 2**30, 96 * 2**30, 2 * 31 * 2**30]
 
 
 def test_options_of_adapters_need_adapters() -> None:
