@@ -20,6 +20,7 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate, TonnageError
 from tonnage.job import Job
 from tonnage.model import ModelRef
+from tonnage.options import replace_checked
 from tonnage.plans import Plan
 from tonnage.workers.worker import Worker
 
@@ -227,7 +228,7 @@ def _ran(worker: Worker, model_type: str, config: dict[str, Any], precision: str
     job = Job(model=reference, seq_len=seq_len, micro_batch=2)
     cluster = parse_cluster("h200", gpu_memory_bytes=CARD_BYTES)
     try:
-        worker.run(job, Plan(precision=precision), cluster, steps=2)
+        worker.run(job, replace_checked(Plan(), {"precision": precision}), cluster, steps=2)
     except CannotEstimate as error:
         if "ended early" in str(error):
             raise

@@ -30,6 +30,7 @@ from asking import table
 from live_bytes import measured, predicted
 from networks import TINY, tiny_job
 from tonnage.job import Job
+from tonnage.options import replace_checked
 from tonnage.plans import Plan
 from tonnage.trace.gc_paused import gc_paused
 
@@ -53,8 +54,8 @@ def difference(case: Case) -> list[int]:
     """Predicted minus real bytes at each moment."""
     name, method, optimizer, checkpointing, precision = case
     image = tiny_job(name).image_size if name in TINY else None
-    job = Job(model=tests.model(name), seq_len=24, micro_batch=2, method=method, image_size=image)
-    plan = Plan(precision=precision, checkpointing=checkpointing, optimizer=optimizer)
+    job = Job(model=tests.model(name), seq_len=24, micro_batch=2, image_size=image).with_method(method)
+    plan = replace_checked(Plan(checkpointing=checkpointing), {"precision": precision, "optimizer": optimizer})
     real, ours = measured(job, plan)[0], predicted(job, plan)[0]
     return [of_ours - of_real for (_, of_real), (_, of_ours) in zip(real, ours, strict=True)]
 

@@ -82,7 +82,7 @@ def question(name: str, gpu: str, kind: str, seq_len: int) -> Question:
     cluster = parse_cluster(None, gpu_memory_bytes=parse_bytes(gpu)) if named_by_memory else parse_cluster(gpu)
     cluster = replace(cluster, device=replace(cluster.device, host_bytes=HOST_BYTES))
     method, plan, without = KINDS[kind]
-    job = Job(model=resolve(name, offline=True), method=method, seq_len=seq_len)
+    job = Job(model=resolve(name, offline=True), seq_len=seq_len).with_method(method)
     return Question(job=job, plan=plan, cluster=cluster, without=without)
 
 

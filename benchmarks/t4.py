@@ -20,6 +20,7 @@ from typing import Any
 
 import tonnage
 from tonnage.catalog.devices import parse_cluster
+from tonnage.job import Method
 from tonnage.script.dry_run import run
 from tonnage.units import GIB
 
@@ -35,7 +36,7 @@ def model_folder(name: str, parent: Path) -> Path:
     return folder
 
 
-def method(row: dict[str, Any]) -> str:
+def method(row: dict[str, Any]) -> Method:
     """`lora` or `qlora`."""
     return "qlora" if row["arguments"]["quantized"] else "lora"
 

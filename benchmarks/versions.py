@@ -102,7 +102,7 @@ def estimates(version: str | None, facts: dict[str, str]) -> Iterator[tuple[str,
     with Worker(version) as worker:
         model = configurations.resolve(MODEL)
         for name, (gpu, method, plan) in JOBS.items():
-            job = Job(model=model, method=method, seq_len=1024)
+            job = Job(model=model, seq_len=1024).with_method(method)
             cluster = parse_cluster(gpu)
             yield name, cell(lambda: predict.estimate(Case(job, plan, cluster), worker=worker), facts)  # noqa: B023
 

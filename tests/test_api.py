@@ -1,16 +1,27 @@
 """The public names, and options given by name."""
 
-from typing import Any
+import inspect
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any, Literal, Unpack, get_args, get_origin, get_type_hints
 
 import pytest
 
 import tonnage
 from estimates import fitting
+from tonnage.case import Options, SearchOptions
+from tonnage.catalog.configurations import resolve
 from tonnage.catalog.devices import find_device
 from tonnage.errors import UnknownDevice, UsageError
 from tonnage.estimates import predict
 from tonnage.estimates.summary import Run
-from tonnage.job import Job
+from tonnage.job import Job, Method, Words
+from tonnage.options import is_accepted, options
+from tonnage.planner.solution import Candidate, Choice, Solution
+from tonnage.plans import Plan
+from tonnage.report.terminal import render
+from tonnage.script import dry_run as script_dry_run
 from tonnage.trainers.cases import request
 
 
@@ -29,8 +40,8 @@ def test_options_become_fields_of_job_and_plan() -> None:
 
 
 def test_an_unknown_option_lists_the_possible_ones() -> None:
-    with pytest.raises(UsageError, match=r"'seqlen'; possible: .*seq_len"):
-        request("gpt2", seqlen=512)
+    with pytest.raises(UsageError, match=r"'seq_lens'; close: .*; possible: .*seq_len"):
+        request("gpt2", seq_lens=512)
 
 
 def test_the_card_is_checked_before_anything_runs() -> None:
@@ -84,6 +95,154 @@ def test_options_of_adapters_need_adapters() -> None:
     for ask in (tonnage.estimate, tonnage.plan):
         with pytest.raises(UsageError, match="lora-targets only applies to adapters, and method full has none"):
             ask("gpt2", gpu="t4", lora_targets="c_attn", offline=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"optimizer_in_backward": "yes"}, "optimizer-in-backward is 'yes'; it must be True or False"),
+        ({"accum_sync": 1}, "accum-sync is 1; it must be True or False"),
+        ({"lora_dropout": False}, "lora-dropout is False; it must be at least 0"),
+        ({"clip_grad_norm": "1"}, "clip-grad-norm is '1'; it must be a number above 0"),
+        ({"seq_len": "8k"}, "seq-len is '8k'; it must be a whole number"),
+        ({"seq_len": 8e3}, "seq-len is 8000.0; it must be a whole number"),
+        ({"tp": True}, "tp is True; it must be a whole number"),
+        ({"shard": None}, "Unknown shard None; possible: none, ddp"),
+        ({"method": ["lora"]}, "Unknown method"),
+        ({"lora_targets": {"q_proj": 1}}, "lora-targets: .* is not a list of words"),
+        ({"offline": "no"}, "offline is 'no'; it must be True or False"),
+        ({"gpus": "2"}, "gpus is '2'; it must be a whole number"),
+        ({"gpu_memory": 24.0}, "a number of bytes is 24.0; it must be a whole number"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("ask", [tonnage.estimate, tonnage.plan], ids=lambda ask: ask.__name__)
+def test_every_kind_of_value_is_checked(ask: Any, given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason) as refused:
+        ask("gpt2", **{"gpu": "t4", "offline": True, **given})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"pareto": "yes"}, "pareto is 'yes'"),
+        ({"top": 0}, "top is 0"),
+        ({"headroom": "4"}, "headroom is '4'"),
+        ({"only": 3}, "only: 3 is not a list of words"),
+        ({"host_memory": "much"}, "'much' is not a size"),
+    ],
+    ids=str,
+)
+def test_every_argument_of_a_search_is_checked(given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        tonnage.plan("gpt2", gpu="t4", offline=True, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"steps": "3"}, "steps is '3'"),
+        ({"seconds": "no"}, "seconds is 'no'"),
+        ({"timeout_seconds": "9"}, "timeout_seconds is '9'"),
+        ({"gpu": 8}, "GPUs are given by a name"),
+        ({"cluster": "t4"}, "cluster and gpu"),
+    ],
+    ids=str,
+)
+def test_every_argument_of_a_dry_run_is_checked(given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        tonnage.dry_run("true", **{"gpu": "t4", **given})
+
+
+def test_a_dry_run_takes_a_line_or_words_and_a_card_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        script_dry_run, "run", lambda command, cluster, **others: asked.append((command, str(cluster)))
+    )
+    tonnage.dry_run("python 'my train.py' --lr 1", gpu="2xt4")
+    tonnage.dry_run(("python", "my train.py", "--lr", "1"), "2xt4")
+    assert asked == [(["python", "my train.py", "--lr", "1"], "2xt4")] * 2
+
+
+def field_types(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {item.name: Words if option.kind == "names" else hints[item.name] for item, option in options(kind)}
+
+
+@pytest.mark.parametrize("function", [tonnage.estimate, tonnage.plan], ids=lambda function: function.__name__)
+def test_typed_keywords_are_the_options(function: Any) -> None:
+    local = {"Unpack": Unpack, "Options": Options, "SearchOptions": SearchOptions}
+    keywords = get_args(eval(str(function.__annotations__["options"]), local))[0]
+    expected = {**field_types(Job), **field_types(Plan)}
+    if function is tonnage.plan:
+        expected["method"] = Method | Literal["any"] | str
+    assert get_type_hints(keywords) == expected
+    own = set(inspect.signature(function).parameters)
+    assert not own & set(expected)
+
+
+@pytest.mark.parametrize("kind", [Job, Plan])
+def test_literals_are_the_accepted_words(kind: type) -> None:
+    for item, option in options(kind):
+        if option.kind == "word":
+            plain = tuple(word for word in option.possible if is_accepted(word, option.possible))
+            assert literal_words(get_type_hints(kind)[item.name]) == plain
+
+
+def literal_words(hint: Any) -> tuple[str, ...]:
+    """Return the words of each Literal in a type, in their order."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return tuple(word for part in get_args(hint) for word in literal_words(part))
+
+
+def test_every_public_value_has_a_repr_of_one_line() -> None:
+    solution = Solution(status="too_large", question={"model": "gpt2", "cluster": "t4"})
+    best = Choice(name="best", candidate=Candidate(job=Job(), plan=Plan()), estimate=fitting())
+    values = {
+        "Cluster": tonnage.Cluster(device=find_device("t4"), gpus_per_node=2),
+        "Device": find_device("h100-80gb"),
+        "Estimate": fitting(),
+        "Job": Job(model=resolve("llama-3.1-8b"), seq_len=8192),
+        "Plan": Plan(shard="zero3"),
+        "Solution": replace(solution, status="found", plans=(best,)),
+        "Trace": tonnage.Trace(source="ghost", versions={}, device={}),
+    }
+    assert {name: len(repr(value)) < 250 and "\n" not in repr(value) for name, value in values.items()} == (
+        dict.fromkeys(values, True)
+    )
+    assert repr(values["Plan"]) == "Plan(shard='zero3')"
+    assert (
+        repr(values["Job"]) == "Job(model=ModelRef(name='llama-3.1-8b', kind='config', factory=None), seq_len=8192)"
+    )
+    assert repr(values["Estimate"]) == "<Estimate: llama-7b on H100-80GB: fits: 60.00 GiB of 80.00 GiB>"
+    assert repr(solution) == "<Solution: gpt2 on t4: too_large>"
+    assert repr(values["Solution"]) == "<Solution: gpt2 on t4: 1 plan, the best fits: 60.00 GiB of 80.00 GiB>"
+
+
+def test_printing_an_estimate_shows_the_page_without_colours() -> None:
+    assert str(fitting()) == render(fitting())
+    assert str(Run(estimate=fitting(), traces=())) == render(fitting())
+    assert str(fitting()).startswith("FITS")
+    assert "\x1b" not in str(fitting())
+
+
+def test_public_names_complete_before_their_first_use() -> None:
+    program = (
+        "import tonnage; print({*tonnage.__all__} <= {*dir(tonnage)}, 'tonnage.api' in __import__('sys').modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["True", "False"]
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["-m"], 2), (["x.py"], 1)])
+def test_an_older_python_is_told_which_one_is_needed(arguments: list[str], code: int) -> None:
+    program = f"import sys; sys.version_info, sys.argv = (3, 10, 13), {arguments}; import tonnage"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == code
+    assert "tonnage needs Python 3.11 or newer" in ended.stderr.splitlines()[-1]
+    assert len(ended.stderr.splitlines()) == 1 or code == 1
 
 
 def test_a_cluster_is_named_once() -> None:

@@ -12,7 +12,7 @@ import tonnage
 PACKAGE = Path(tonnage.__file__).parent
 
 ROOMS = (
-    *("errors", "units", "options", "files"),
+    *("errors", "units", "synonyms", "options", "files"),
     *("model", "job", "plans", "cluster", "catalog", "mesh", "case"),
     *("recorder", "trace", "allocator", "timing", "step", "techniques", "shallow"),
     *("ghost", "trainers", "workers", "meta", "estimates"),

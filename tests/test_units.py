@@ -24,6 +24,12 @@ def test_count_must_be_whole() -> None:
         parse_count("1.0001k")
 
 
+def test_count_may_be_zero_where_zero_is_the_least():
+    assert parse_count("0", least=0) == 0
+    with pytest.raises(UsageError, match="of at least 2"):
+        parse_count("1", least=2)
+
+
 def test_large_counts_are_exact_or_refused():
     assert parse_count("9007199254740993") == 2**53 + 1
     for digits in (400, 5000):  # more than a float holds, and more than Python reads

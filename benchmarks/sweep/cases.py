@@ -194,7 +194,7 @@ def _in_its_words(rng: random.Random, found: Case, name: str) -> Case:
     if expresses is None:
         return found
     job = replace(found.job, **_expressed(rng, found.job, expresses))
-    plan = replace(found.plan, **_expressed(rng, found.plan, expresses), engine=name)
+    plan = replace(found.plan, **{**_expressed(rng, found.plan, expresses), "engine": name})
     if found.cluster.gpus == 1:
         plan = replace(plan, shard="none", param_offload="none")
     return replace(found, job=job, plan=plan)

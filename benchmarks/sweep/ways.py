@@ -23,7 +23,7 @@ from tonnage.errors import CannotEstimate, TonnageError, UsageError
 from tonnage.estimates import archive, predict, sources
 from tonnage.estimates.estimate import CATEGORIES, Estimate
 from tonnage.estimates.summary import Run
-from tonnage.options import options, spell_option
+from tonnage.options import options, replace_checked, spell_option
 from tonnage.planner import plan_file
 from tonnage.planner.solution import Candidate, Choice
 from tonnage.plans import Plan
@@ -242,7 +242,7 @@ def own(asking: Asking, one: Case, whole: Run) -> list[str] | None:
     slack = _slack(one)
     if slack is None:
         return None
-    usual: dict[str, Any] = {"optimizer": "adamw-fused"} if one.plan.optimizer == "adamw" != one.plan.engine else {}
+    usual: dict[str, Any] = {"optimizer": "adamw-fused"} if one.plan.optimizer == "adamw" else {}
     if conventions_of(one.plan.engine).clips and one.plan.clip_grad_norm is None:
         usual["clip_grad_norm"] = 1.0
     try:
@@ -289,7 +289,7 @@ def trainers(asking: Asking, one: Case, _: Run) -> list[str]:
     with tempfile.TemporaryDirectory() as home, contextlib.chdir(home):
         Path("config.json").write_text(json.dumps(one.job.model.config))
         for engine in ENGINES:
-            spelled = _spelled(replace(one, plan=replace(one.plan, engine=engine.name)))
+            spelled = _spelled(replace(one, plan=replace_checked(one.plan, {"engine": engine.name})))
             line = ["estimate", "config.json", "--gpu", str(one.cluster), *spelled, "--json"]
             code, out, err = commanded(asking, line)
             asking.asked[f"{engine.name}: exit code {code}"] += 1

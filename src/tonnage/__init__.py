@@ -4,18 +4,28 @@
 and `tonnage.dry_run` runs a training script on ghost GPUs.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+if sys.version_info < (3, 11):  # noqa: UP036 - a checkout on the path runs without pip's check
+    _NEEDED = (
+        f"tonnage needs Python 3.11 or newer, and this is {sys.version.split()[0]}; run it with another one, such as "
+        "python3.12 -m tonnage."
+    )
+    if sys.argv[:1] == ["-m"]:
+        print(f"error: {_NEEDED}", file=sys.stderr)
+        raise SystemExit(2)
+    raise ImportError(_NEEDED)
+
 if TYPE_CHECKING:
-    from tonnage.api import estimate, plan
+    from tonnage.api import dry_run, estimate, plan
     from tonnage.cluster import Cluster, Device
     from tonnage.errors import TonnageError
     from tonnage.estimates.estimate import Estimate
     from tonnage.job import Job
     from tonnage.planner.solution import Solution
     from tonnage.plans import Plan
-    from tonnage.script.dry_run import run as dry_run
     from tonnage.trace.trace import Trace
     from tonnage.workers.worker import Worker
 
@@ -46,16 +56,21 @@ _MODULES = {
     "TonnageError": "tonnage.errors",
     "Trace": "tonnage.trace.trace",
     "Worker": "tonnage.workers.worker",
-    "dry_run": "tonnage.script.dry_run",
+    "dry_run": "tonnage.api",
     "estimate": "tonnage.api",
     "plan": "tonnage.api",
 }
+
+
+def __dir__() -> list[str]:
+    """Return the public names, of which most are not imported yet."""
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use, so that `import tonnage` stays cheap."""
     if name not in _MODULES:
         raise AttributeError(f"module 'tonnage' has no attribute {name!r}")
-    module = import_module(_MODULES[name])
-    value = globals()[name] = getattr(module, "run" if name == "dry_run" else name)
+    import_module("tonnage.api")  # which lets values print as reports
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
     return value

@@ -5,22 +5,30 @@ tonnage.plan("llama-3.1-8b", gpu="8xA100-80GB").plans[0].candidate.plan
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from tonnage.errors import UsageError
 from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.summary import Run
+from tonnage.options import check_number, check_switch, is_number, parse_words, spell_option
+from tonnage.planner.solution import Solution
 from tonnage.plans import HEADROOM
-from tonnage.report.html import fragment
+from tonnage.report import html, plans, plans_html, terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from tonnage.case import Options, SearchOptions
     from tonnage.cluster import Cluster
     from tonnage.job import Job
-    from tonnage.planner.solution import Solution
     from tonnage.plans import Plan
+    from tonnage.workers.worker import Worker
 
-Estimate.notebook_view = fragment
+Source = Literal["ghost", "meta"]
+Find = Literal["max-seq-len", "max-micro-batch", "min-gpus", "min-gpu"]
+Progress = Callable[[str], None]
+
+Estimate.terminal_view, Estimate.notebook_view = terminal.render, html.fragment
+Solution.terminal_view, Solution.notebook_view = plans.render, plans_html.fragment
 
 
 def estimate(
@@ -37,13 +45,13 @@ def estimate(
     steps: int | None = None,
     torch_version: str | None = None,
     offline: bool = False,
-    worker: Any = None,
-    source: str = "ghost",
+    worker: "Worker | None" = None,
+    source: Source = "ghost",
     fresh: bool = False,
     advice: bool = True,
-    progress: "Callable[[str], None]" = lambda text: None,
-    **options: Any,
-) -> "Estimate":
+    progress: Progress = lambda text: None,
+    **options: "Unpack[Options]",
+) -> Estimate:
     """Return the memory and time of a training step of `model` on each rank, as `tonnage estimate` prints them.
 
     `options` are fields of Job and Plan.  They override the fields of `job` and `plan`, so these two are the same:
@@ -68,6 +76,8 @@ def estimate(
 
     if cluster is not None and gpu is not None:
         raise UsageError("Both cluster and gpu name the GPUs; give one of the two.")
+    _check_switches(offline=offline, fresh=fresh, advice=advice)
+    _check_numbers(gpus=gpus, steps=steps)
     cards = _parse_gpus(cluster if gpu is None else gpu, gpus, gpu_memory, host_memory)
     asked = Asked(
         model=model,
@@ -102,19 +112,19 @@ def plan(
     gpu: "str | Cluster | None" = None,
     gpus: int | None = None,
     gpu_memory: str | int | None = None,
-    only: "tuple[str, ...]" = (),
-    without: "tuple[str, ...]" = (),
-    allow: "tuple[str, ...]" = (),
+    only: str | Sequence[str] = (),
+    without: str | Sequence[str] = (),
+    allow: str | Sequence[str] = (),
     headroom: float = HEADROOM,
     host_memory: str | int | None = None,
-    find: str | None = None,
+    find: Find | None = None,
     top: int = 4,
     pareto: bool = False,
     torch_version: str | None = None,
     offline: bool = False,
-    progress: "Callable[[str], None]" = lambda text: None,
-    **options: Any,
-) -> "Solution":
+    progress: Progress = lambda text: None,
+    **options: "Unpack[SearchOptions]",
+) -> Solution:
     """Return the fastest plans that fit, as `tonnage plan` prints them.
 
         tonnage.plan("llama-3.1-8b", gpu="8xA100-80GB", seq_len=8192)
@@ -128,6 +138,11 @@ def plan(
     from tonnage.planner.ask import answer, ask
     from tonnage.planner.limits import check_cards, initial_card
 
+    _check_switches(pareto=pareto, offline=offline)
+    _check_numbers(gpus=gpus)
+    check_number("top", top)
+    if not is_number(headroom):
+        raise UsageError(f"headroom is {headroom!r}; it must be a number such as 0.04.")
     cluster = _parse_gpus(initial_card(find, gpu) if gpu is None else gpu, gpus, gpu_memory, host_memory)
     check_cards(find, cluster, gpu=gpu, gpus=gpus, gpu_memory=gpu_memory)
     question = ask(
@@ -136,12 +151,79 @@ def plan(
         options,
         find=find,
         offline=offline,
-        only=only,
-        without=without,
-        allow=allow,
+        only=_words("only", only),
+        without=_words("without", without),
+        allow=_words("allow", allow),
         headroom=headroom,
     )
     return answer(question, find, top=top, pareto=pareto, torch_version=torch_version, progress=progress)
+
+
+def dry_run(
+    command: str | Sequence[str],
+    cluster: "str | Cluster | None" = None,
+    *,
+    gpu: "str | Cluster | None" = None,
+    gpus: int | None = None,
+    gpu_memory: str | int | None = None,
+    host_memory: str | int | None = None,
+    steps: int = 3,
+    timeout_seconds: float = 900.0,
+    rank: int | None = None,
+    torch_version: str | None = None,
+    variables: Mapping[str, str] | None = None,
+    seconds: bool = True,
+    progress: Progress = lambda text: None,
+) -> Run:
+    """Return the memory and time of a training command on ghost GPUs, as `tonnage dry-run` prints them.
+
+        tonnage.dry_run("torchrun --nproc-per-node 2 train.py", gpu="2xt4").estimate
+
+    `host_memory` is that of `tonnage.estimate`.  `variables` replace the environment; without `seconds` no step is
+    counted for its time (`tonnage.script.dry_run.run`).  Raises TrialFailed, UsageError and GhostUnavailable.
+    """
+    import shlex
+
+    from tonnage.script import dry_run as script
+
+    if cluster is not None and gpu is not None:
+        raise UsageError("Both cluster and gpu name the GPUs; give one of the two.")
+    _check_switches(seconds=seconds)
+    _check_numbers(gpus=gpus, steps=steps)
+    if not is_number(timeout_seconds):
+        raise UsageError(f"timeout_seconds is {timeout_seconds!r}; it must be a number of seconds.")
+    return script.run(
+        shlex.split(command) if isinstance(command, str) else list(command),
+        _parse_gpus(cluster if gpu is None else gpu, gpus, gpu_memory, host_memory),
+        steps=steps,
+        timeout_seconds=timeout_seconds,
+        rank=rank,
+        torch_version=torch_version,
+        variables=variables,
+        seconds=seconds,
+        progress=progress,
+    )
+
+
+def _check_switches(**values: object) -> None:
+    """Raise UsageError for a value that is neither True nor False."""
+    for name, value in values.items():
+        check_switch(name, value)
+
+
+def _check_numbers(**values: object) -> None:
+    """Raise UsageError for a value that is no whole number; None means that it was not given."""
+    for name, value in values.items():
+        if value is not None and type(value) is not int:
+            check_number(name, value)
+
+
+def _words(name: str, value: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the words of a comma-separated text or a list.  Raises UsageError."""
+    try:
+        return parse_words(value)
+    except ValueError as error:
+        raise UsageError(f"{spell_option(name)}: {error}; give words with commas between them.") from error
 
 
 def _parse_gpus(
@@ -165,4 +247,8 @@ def _parse_memory(memory: str | int | None) -> int | None:
     """Return a number of bytes, which a text such as `24GiB` may spell."""
     from tonnage.units import parse_bytes
 
-    return parse_bytes(memory) if isinstance(memory, str) else memory
+    if isinstance(memory, str):
+        return parse_bytes(memory)
+    if memory is not None:
+        check_number("a number of bytes", memory)
+    return memory

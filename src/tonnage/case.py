@@ -3,14 +3,24 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
-from tonnage.job import Job
+from tonnage.job import BatchOptions, Job, JobOptions, Method
 from tonnage.mesh import SHARDING, Mesh, make_mesh
-from tonnage.plans import Plan
+from tonnage.plans import Plan, PlanOptions
 from tonnage.units import pluralise
+
+
+class Options(JobOptions, PlanOptions, total=False):
+    """The options of a Job and a Plan as typed keywords."""
+
+
+class SearchOptions(BatchOptions, PlanOptions, total=False):
+    """The options of a search as typed keywords; `method` may also be `any`, or several with commas between them."""
+
+    method: Method | Literal["any"] | str
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,8 @@ class Case:
     """One value of every technique."""
     cluster: Cluster
     """The GPUs, one per rank."""
+    assumed: tuple[str, ...] = ()
+    """Assumptions for what the user left out, a sentence each."""
 
     @cached_property
     def mesh(self) -> Mesh:

@@ -45,7 +45,7 @@ class Peaks:
     """fp4 matrices."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Device:
     """One GPU: what the driver reports of it, and how fast its maker says it is."""
 
@@ -117,6 +117,9 @@ class Device:
     def __hash__(self) -> int:
         """Return the hash of the id alone: cards are keys of caches that are read thousands of times."""
         return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"<Device: {self.id}, {format_gib(self.capacity_bytes)}>"
 
     @property
     def without_bf16(self) -> str:

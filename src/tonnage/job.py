@@ -1,17 +1,24 @@
 """A job: one optimizer step of one model on batches of one shape."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypedDict, get_args
 
 from tonnage.errors import UnreadableFile, UsageError
 from tonnage.model import ModelRef
-from tonnage.options import check, fraction, names, number, parse_words, spell_option, word
-from tonnage.units import pluralise
+from tonnage.options import check, fraction, length, names, number, parse_words, repr_of_changes, spell_option, word
+from tonnage.units import parse_length, pluralise
 
-METHODS: Final = ("full", "lora", "qlora")
+Method = Literal["full", "lora", "qlora"]
+METHODS: Final[tuple[str, ...]] = get_args(Method)
+
+Resume = Literal["none", "gpu", "cpu"]
+SaveCheckpoint = Literal["none", "full", "sharded"]
+
+Words = str | Sequence[str]
+"""Several words: in one text with commas between them, or a tuple or list."""
 
 IGNORED_LABEL: Final = -100
 """The label of tokens that the loss leaves out, as in torch's cross_entropy."""
@@ -32,13 +39,13 @@ them.
 _NO_MODEL: Final = ModelRef(name="", kind="config")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Job:
     """A model, what is trained of it, and the shape of its batches."""
 
     model: ModelRef = _NO_MODEL
     """The network; `tonnage.estimate` fills in the one that it is given."""
-    method: str = word(
+    method: Method = word(
         "full",
         "What is trained: all weights (full), LoRA adapters beside frozen weights (lora), or adapters beside frozen "
         "weights that bitsandbytes quantizes (qlora).",
@@ -50,7 +57,7 @@ class Job:
         "Modules that get LoRA adapters: q_proj,v_proj; all-linear is every linear layer but the head.",
     )
     lora_dropout: float = fraction(0.0, "Dropout probability of the inputs of LoRA adapters, from 0 to below 1.")
-    seq_len: int = number(2048, "Tokens in each sequence. Models of images alone ignore it.")
+    seq_len: int = length(2048, "Tokens in each sequence. Models of images alone ignore it.")
     images: int = number(1, "Images in each sequence, for image-text models; 0 trains on text alone.", least=0)
     image_size: str | None = word(
         None,
@@ -65,31 +72,33 @@ class Job:
     )
     lengths: tuple[str, ...] = names(
         (),
-        "Sequence lengths to draw batches from: 512,1024,4096, or a file with one length a line. The first two steps "
+        "Sequence lengths to draw batches from: 512,1024,4k, or a file with one length a line. The first two steps "
         "use the longest.",
     )
     eval_batch: int | None = number(None, "Also run an evaluation, with this many sequences in one forward pass.")
     eval_logits: int | None = number(
         None, "Evaluation batches whose logits are kept on the GPU, as the Trainer does to compute metrics."
     )
-    generate: int | None = number(
+    generate: int | None = length(
         None, "Also generate this many tokens with a KV cache; they are the last tokens of sequences of --seq-len."
     )
-    resume: str = word(
+    resume: Resume = word(
         "none",
         "First load weights and optimizer states from a checkpoint: not (none), or by torch.load onto the GPU (gpu) "
         "or into host memory (cpu).",
-        ("none", "gpu", "cpu"),
+        get_args(Resume),
     )
-    save_checkpoint: str = word(
+    save_checkpoint: SaveCheckpoint = word(
         "none",
         "Also save weights and optimizer states to host memory: not (none), gathered (full), or the shard of each "
         "rank (sharded). No file is written.",
-        ("none", "full", "sharded"),
+        get_args(SaveCheckpoint),
     )
     global_batch_tokens: int | None = number(
         None, "Tokens in each optimizer step on all GPUs together: 4M. It sets --grad-accum."
     )
+
+    __repr__ = repr_of_changes
 
     def __post_init__(self) -> None:
         check(self)
@@ -109,6 +118,11 @@ class Job:
         object.__setattr__(self, "lengths", _read_lengths(self.lengths))
         if self.eval_logits is not None and self.eval_batch is None:
             raise UsageError("eval-logits applies to an evaluation; give eval-batch as well.")
+
+    def with_method(self, method: str) -> "Job":
+        """Return the job under another method.  Raises UsageError for an unknown one."""
+        changes: dict[str, Any] = {"method": method}
+        return replace(self, **changes)
 
     @property
     def tokens_per_micro_batch(self) -> int:
@@ -146,6 +160,33 @@ class Job:
             f"A global batch of {self.global_batch_tokens:,} tokens is no multiple of {at_once:,} ({many} x "
             f"{self.micro_batch} x {self.seq_len:,} tokens); possible: {nearest}."
         )
+
+
+class BatchOptions(TypedDict, total=False):
+    """The options of a Job without its method, as typed keywords."""
+
+    lora_rank: int
+    lora_targets: Words
+    lora_dropout: float
+    seq_len: int
+    images: int
+    image_size: str | None
+    micro_batch: int
+    grad_accum: int
+    packing: int | None
+    lengths: Words
+    eval_batch: int | None
+    eval_logits: int | None
+    generate: int | None
+    resume: Resume
+    save_checkpoint: SaveCheckpoint
+    global_batch_tokens: int | None
+
+
+class JobOptions(BatchOptions, total=False):
+    """The options of a Job as typed keywords, for functions that take options by name."""
+
+    method: Method
 
 
 def check_stated(stated: Mapping[str, Any], job: Job) -> None:
@@ -194,19 +235,23 @@ def _read_lengths(lengths: tuple[str, ...]) -> tuple[str, ...]:
     from tonnage.files import read_text
 
     texts = lengths
-    if len(lengths) == 1 and not _is_whole_number(lengths[0]):
+    if len(lengths) == 1 and not _is_length(lengths[0]):
         try:
             texts = tuple(read_text(Path(lengths[0]), _MOST_BYTES_OF_LENGTHS).split())
         except (OSError, ValueError, UnreadableFile) as error:
             raise UsageError(f"lengths: {lengths[0]} is neither a number nor a file that can be read.") from error
-    if (lengths and not texts) or not all(_is_whole_number(text) and int(text) > 0 for text in texts):
+    try:
+        numbers = tuple(str(parse_length(text)) for text in texts)
+    except UsageError:
+        numbers = ()
+    if lengths and not numbers:
         raise UsageError("lengths are whole numbers above zero, with commas between them or in a file, one a line.")
-    return texts
+    return numbers
 
 
-def _is_whole_number(text: str) -> bool:
-    """Return True for a whole number in at most 12 plain digits."""
-    return re.fullmatch("[0-9]{1,12}", text) is not None
+def _is_length(text: str) -> bool:
+    """Return True for a whole number such as 512 or 4k, which may be zero."""
+    return re.fullmatch("[0-9]{1,12}[kKmM]?", text) is not None
 
 
 def _read_round_number(tokens: int) -> Iterator[int]:

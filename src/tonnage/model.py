@@ -13,11 +13,11 @@ class ModelRef:
     """Name that the user gave, or the catalog's name."""
     kind: Literal["config", "factory"]
     """`config`: a Hugging Face configuration; `factory`: `package.module:callable` that returns an nn.Module."""
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict, repr=False)
     """Hugging Face configuration as in config.json (with `model_type`); empty for a factory."""
     factory: str | None = None
     """`package.module:callable`; imported only in the process that builds the model."""
-    source: str = ""
+    source: str = field(default="", repr=False)
     """Origin of the configuration: catalog with URL, a path, or a Hub id."""
 
     @property

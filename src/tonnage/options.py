@@ -1,7 +1,7 @@
 """Options of a Job and a Plan: dataclass fields that carry their help text and the values they accept.
 
-A field made by `word`, `number`, `amount`, `fraction`, `names` or `switch` is an option of every command that takes a
-request:
+A field made by `word`, `number`, `length`, `amount`, `fraction`, `names` or `switch` is an option of every command
+that takes a request:
 
     tp: int = number(1, "Ranks that share each matrix.")
 
@@ -10,12 +10,14 @@ Python and the command line show the same help, and `check` is the only place th
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache, lru_cache
 from typing import Any, Final, TypeGuard, TypeVar
 
 from tonnage.errors import UsageError
-from tonnage.units import parse_bytes
+from tonnage.synonyms import find_value
+from tonnage.units import parse_bytes, parse_count, parse_length
 
 _KEY: Final = "option"
 _NUMBER: Final = re.compile(r"-[1-9][0-9]*$")
@@ -36,6 +38,12 @@ class Option:
     a number between 0 and 1, `WxH` for a width and a height."""
     least: int = 1
     """Smallest accepted number."""
+    is_length: bool = False
+    """True for tokens of a sequence, in which `8k` is 8,192."""
+
+    def parse_number(self, text: str) -> int:
+        """Return the whole number of a text such as 4096, 8k or 4M.  Raises UsageError."""
+        return parse_length(text, self.least) if self.is_length else parse_count(text, self.least)
 
 
 def word(default: str | None, help: str, possible: tuple[str, ...]) -> Any:
@@ -46,6 +54,11 @@ def word(default: str | None, help: str, possible: tuple[str, ...]) -> Any:
 def number(default: int | None, help: str, least: int = 1) -> Any:
     """Return a field whose value is a whole number; a default of None means that the option is not set."""
     return field(default=default, metadata={_KEY: Option(kind="number", help=help, least=least)})
+
+
+def length(default: int | None, help: str) -> Any:
+    """Return a field whose value is a number of tokens in a sequence."""
+    return field(default=default, metadata={_KEY: Option(kind="number", help=help, is_length=True)})
 
 
 def amount(default: float | None, help: str) -> Any:
@@ -123,16 +136,48 @@ def _check(kind: type, values: Mapping[str, Any]) -> None:
         if option is None or value is default:  # true of nearly all fields
             continue
         if option.kind == "word" and not (isinstance(value, str) and is_accepted(value, option.possible)):
-            raise UsageError(f"Unknown {spell_option(name)} {value!r}; possible: {', '.join(option.possible)}.")
-        if option.kind == "number" and (type(value) is not int or value < option.least):
-            shown = repr(value) if isinstance(value, str) else value
-            raise UsageError(
-                f"{spell_option(name)} is {shown}; it must be a whole number of at least {option.least}."
-            )
+            raise unknown_word(name, value, option.possible)
+        if option.kind == "number":
+            _check_option_number(name, value, option)
         if option.kind == "amount" and not is_amount(value):
-            raise UsageError(f"{spell_option(name)} is {value}; it must be a number above 0.")
-        if option.kind == "fraction" and not (isinstance(value, int | float) and 0 <= value < 1):
-            raise UsageError(f"{spell_option(name)} is {value}; it must be at least 0 and less than 1.")
+            raise UsageError(f"{spell_option(name)} is {value!r}; it must be a number above 0.")
+        if option.kind == "fraction" and not (is_number(value) and 0 <= value < 1):
+            raise UsageError(f"{spell_option(name)} is {value!r}; it must be at least 0 and less than 1.")
+        if option.kind == "switch":
+            check_switch(name, value)
+
+
+def unknown_word(name: str, value: object, possible: tuple[str, ...], where: str = "") -> UsageError:
+    """Return the error for a word that an option does not have, with the one that other programs spell so."""
+    option = spell_option(name)
+    known = find_value(option, value, possible) if isinstance(value, str) else None
+    meant = "" if known is None else f"; here it is {known.choices}"
+    return UsageError(f"Unknown {option} {value!r}{where}{meant}; possible: {', '.join(possible)}.")
+
+
+def _check_option_number(name: str, value: object, option: Option) -> None:
+    """Raise UsageError for a value that is no accepted number, with the number that a text such as 8k means."""
+    try:
+        check_number(name, value, option.least)
+    except UsageError as error:
+        hint = ""
+        if isinstance(value, str):
+            with suppress(UsageError):  # the text is no number at all
+                hint = f" Give {option.parse_number(value)}."
+        raise UsageError(f"{error}{hint}") from error
+
+
+def check_switch(name: str, value: object) -> None:
+    """Raise UsageError for a value that is neither True nor False."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{spell_option(name)} is {value!r}; it must be True or False.")
+
+
+def check_number(name: str, value: object, least: int = 1) -> None:
+    """Raise UsageError for a value that is no whole number of at least `least`."""
+    if type(value) is not int or value < least:
+        shown = repr(value) if isinstance(value, str) else value
+        raise UsageError(f"{spell_option(name)} is {shown}; it must be a whole number of at least {least}.")
 
 
 _NO_OPTION: Final = None, None
@@ -143,6 +188,13 @@ _NO_OPTION: Final = None, None
 def _options_by_name(kind: Any) -> dict[str, tuple[Option | None, Any]]:
     """Return each option and its default by the field's name."""
     return {item.name: (option, item.default) for item, option in options(kind)}
+
+
+def repr_of_changes(value: Any) -> str:
+    """Return the `repr` of a dataclass with only the fields that differ from their defaults."""
+    changed = ((item.name, getattr(value, item.name), item.default) for item in fields(value))
+    shown = (f"{name}={content!r}" for name, content, default in changed if content != default)
+    return f"{type(value).__name__}({', '.join(shown)})"
 
 
 def parse_words(value: object) -> tuple[str, ...]:
@@ -159,7 +211,12 @@ def parse_words(value: object) -> tuple[str, ...]:
 
 def is_amount(value: object) -> TypeGuard[float]:
     """Return True for a finite number above zero."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+    return is_number(value) and 0 < value < float("inf")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return True for an int or a float, but not for a bool, which Python counts among the ints."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @lru_cache(maxsize=1024)

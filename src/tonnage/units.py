@@ -18,6 +18,7 @@ _BYTES = {
     **{"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
 }
 _COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
+_LENGTH = {"": 1, "k": KIB, "m": MIB}
 _NUMBER = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)\s*")
 
 
@@ -29,20 +30,32 @@ def parse_bytes(text: str) -> int:
     return _parse(text, _BYTES, "a size such as 24GiB, 80GB or 512MiB", whole=False)
 
 
-def parse_count(text: str) -> int:
-    """Return the whole number that `4096`, `4k` or `4M` stands for (decimal multiples).  Raises UsageError."""
-    return _parse(text, _COUNT, "a whole number such as 4096 or 4M")
+def parse_count(text: str, least: int = 1) -> int:
+    """Return the whole number that `4096`, `4k` or `4M` stands for (decimal multiples), at least `least`.
+
+    Raises UsageError.
+    """
+    return _parse(text, _COUNT, "a whole number such as 4096 or 4M", least=least)
 
 
-def _parse(text: str, multiples: dict[str, int], expected: str, whole: bool = True) -> int:
+def parse_length(text: str, least: int = 1) -> int:
+    """Return the tokens that `8192`, `8k` or `1M` stands for: lengths of sequences are counted in powers of two.
+
+    Raises UsageError.
+    """
+    return _parse(text, _LENGTH, "a whole number of tokens such as 8192 or 8k", least=least)
+
+
+def _parse(text: str, multiples: dict[str, int], expected: str, whole: bool = True, least: int = 1) -> int:
     """Return the number in its base unit; a fraction of that unit is refused if `whole`, and cut off otherwise."""
     match = _NUMBER.fullmatch(text)
     if match is None or match[2].lower() not in multiples:
         raise UsageError(f"{text!r} is not {expected}.")
     multiple = multiples[match[2].lower()]
     value = Fraction(match[1]) * multiple
-    if value < 1 or (value.denominator > 1 and (whole or multiple == 1)):
-        raise UsageError(f"{text!r} is not {expected} above zero.")
+    if value < least or (value.denominator > 1 and (whole or multiple == 1)):
+        limit = "above zero" if least == 1 else f"of at least {least}"
+        raise UsageError(f"{text!r} is not {expected} {limit}.")
     return int(value)
 
 

@@ -68,6 +68,7 @@ def test_logits_are_sliced_if_the_network_makes_words():
 def test_attention_that_holds_scores_is_replaced():
     peak = make_peak(activation=20)
     assert {"attention": "efficient"} in options_of(make_case("t4", precision="fp16-mixed"), peak)
+    assert {"attention": "auto"} in options_of(make_case(attention="math"), peak)
     assert not any("attention" in change for change in options_of(make_case(), peak))
 
 

@@ -24,6 +24,7 @@ class Calls:
     error: BaseException | None = None
     job: Job | None = None
     plan: Plan | None = None
+    assumed: tuple[str, ...] = ()
     command: list[str] | None = None
     cluster: Any = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -40,6 +41,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     recorded = Calls()
 
     def estimate(case: Case, **options: Any) -> Run:
+        recorded.assumed = case.assumed
         recorded.job, recorded.plan, recorded.cluster, recorded.options = case.job, case.plan, case.cluster, options
         return recorded.answer()
 

@@ -1,16 +1,20 @@
 """Tests of `tonnage estimate`: options arrive in Job, Plan and Cluster; the report, JSON and files come out."""
 
 import json
+from typing import get_args
 
 import pytest
+import typer
 from lines import is_one_line
 
 import estimates
 from tonnage.catalog import local_gpus
 from tonnage.catalog.devices import parse_cluster
+from tonnage.cli.options import _job_and_plan_parameters
 from tonnage.estimates import archive
 from tonnage.estimates.estimate import CATEGORIES, Estimate
 from tonnage.job import Job
+from tonnage.options import options
 from tonnage.plans import Plan
 
 
@@ -81,6 +85,44 @@ def test_every_option_arrives(tonnage, calls):
     )
     assert (calls.cluster.nodes, calls.cluster.gpus_per_node) == (4, 8)
     assert (calls.options["rank"], calls.options["steps"], calls.options["torch_version"]) == (5, 2, "2.12.0")
+
+
+def test_the_least_number_of_every_option_is_accepted():
+    for kind in (Job, Plan):
+        for item, option in options(kind):
+            if option.kind == "number":
+                declared = {parameter.name: parameter for parameter in _job_and_plan_parameters()}[item.name]
+                assert get_args(declared.annotation)[1].parser(f"{option.least}") == option.least
+                with pytest.raises(typer.BadParameter):
+                    get_args(declared.annotation)[1].parser(f"{option.least - 1}")
+
+
+def test_no_images_train_an_image_text_model_on_text(tonnage, calls):
+    assert tonnage("estimate", "qwen2.5-vl-3b", "--gpu", "h100-80gb", "--images", "0").code == 0
+    assert calls.job.images == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "shard"),
+    [
+        ("--gpu 2xt4", "ddp"),
+        ("--gpu 2xt4 --engine hf-trainer", "ddp"),
+        ("--gpu 2xt4 --source meta", "ddp"),
+        ("--gpu 2xa100-40gb --cp 2 --attention flash", "ddp"),
+        ("--gpu 2xt4 --shard none", "none"),
+        ("--gpu 2xt4 --optimizer-in-backward", "none"),  # which DDP's averaging rules out
+        ("--gpu 2xh100-80gb --tp 2", "none"),
+        ("--gpu t4", "none"),
+        ("--gpu 2xcpu", "none"),
+    ],
+)
+def test_several_gpus_without_shard_are_assumed_to_run_ddp(tonnage, calls, given, shard):
+    assert tonnage("estimate", "gpt2", *given.split()).code == 0
+    assert calls.plan.shard == shard
+    assert [sentence for sentence in calls.assumed if "DDP" in sentence and "zero3" in sentence] == (
+        list(calls.assumed) if shard == "ddp" else []
+    )
+    assert bool(calls.assumed) == (shard == "ddp")
 
 
 @pytest.mark.parametrize("given", ["q_proj,v_proj,o_proj", "q_proj --lora-targets v_proj,o_proj"])
@@ -169,7 +211,8 @@ def test_errors_leave_standard_output_empty_even_with_json(tonnage, calls):
 
 def test_files(tonnage, calls, tmp_path):
     page, kept = tmp_path / "page.html", tmp_path / "run.tonnage"
-    assert tonnage("estimate", "gpt2", "--gpu", "t4", "--html", str(page), "--save", str(kept)).code == 0
+    ended = tonnage("estimate", "gpt2", "--gpu", "t4", "--html", str(page), "--save", str(kept))
+    assert (ended.code, ended.err) == (0, f"wrote {kept}\nwrote {page}\n")
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert archive.load_estimate(kept) == calls.estimate
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from lines import is_one_line
 
 from commands import TONNAGE
@@ -32,6 +33,14 @@ def test_closed_streams_are_no_error(closed):
 
 def test_a_misspelled_command_gets_a_suggestion(tonnage):
     assert "Did you mean 'estimate'? See tonnage --help." in tonnage("estiamte").err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_an_example_that_can_be_typed(command, tonnage, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    words = re.search(rf"Example: tonnage ({command}\b[^\n]*)", tonnage(command, "--help").out)[1].split()
+    context = typer.main.get_command(main.app).make_context("tonnage", list(words), resilient_parsing=True)
+    assert context.command.commands[command].make_context(command, words[1:]).params
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -192,6 +201,7 @@ def test_help_imports_little():
         "tonnage.job",
         "tonnage.plans",
         "tonnage.options",
+        "tonnage.synonyms",
     )
     assert [name for name in sorted(loaded) if not name.startswith(allowed)] == []
 

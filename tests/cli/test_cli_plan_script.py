@@ -78,3 +78,12 @@ def test_options_without_meaning_for_a_script_are_refused_in_one_line(
     assert ended.code == 2
     assert message in ended.err
     assert is_one_line(ended.err)
+
+
+def test_html_shows_the_script(tonnage: Any, asked: Any, tmp_path: Any) -> None:
+    page = tmp_path / "advice.html"
+    ended = tonnage("plan", "--gpu", "t4", "--html", str(page), "--", sys.executable, "train.py")
+    assert (ended.code, f"wrote {page}\n" in ended.err) == (3, True)
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!DOCTYPE html>")
+    assert all(part in text for part in ("NOT PLANNED", "train.py", "60.00 GiB", "a loop of its own"))

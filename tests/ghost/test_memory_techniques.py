@@ -65,7 +65,7 @@ def found(worker: Worker) -> Any:
     known: dict[Any, Found] = {}
 
     def run(job: Job = JOB, gpu: str = "a100-40gb", **choices: Any) -> Found:
-        key = (repr(job), gpu, tuple(sorted(choices.items())))
+        key = (str(dataclasses.asdict(job)), gpu, tuple(sorted(choices.items())))
         if key not in known:
             plan = Plan(**{"precision": "bf16-true", **choices})
             answer = estimate(Case(job, plan, parse_cluster(gpu)), worker=worker, steps=2)

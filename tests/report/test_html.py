@@ -1,6 +1,7 @@
 """The web page is well-formed, self-contained and escaped, and has the numbers of the value."""
 
 import json
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -9,6 +10,7 @@ import pytest
 import estimates
 from tonnage import api
 from tonnage.estimates.estimate import Estimate
+from tonnage.report import markup
 from tonnage.report.html import fragment, page
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x1b"
@@ -113,3 +115,22 @@ def test_bar_pieces_add_up_to_the_part_of_the_card():
 def test_without_a_curve_or_capacity():
     bare = replace(estimates.fitting(), curve=(), cluster={}, phases=())
     assert Reader(page(bare)).tags.count("svg") == 1
+
+
+def test_nothing_is_wider_than_a_phone():
+    """Tables scroll in their own box; whatever else could be wide breaks its lines or scales."""
+    rules = {name.strip(): body for name, body in re.findall(r"(\.tonnage[^{}]*)\{([^{}]*)\}", markup.STYLE)}
+    assert "overflow-x: auto" in " ".join(body for name, body in rules.items() if name.endswith("table"))
+    assert "overflow-wrap: anywhere" in rules[".tonnage"]
+    assert "width: 100%" in rules[".tonnage svg"]
+    assert "pre-wrap" in rules[".tonnage pre"]
+    widths = re.findall(r"(?<!max-)(?<!-)\b(?:min-)?width: (\d+)px", markup.STYLE + page(estimates.full_card()))
+    assert [width for width in widths if int(width) > 350] == []
+
+
+def test_text_has_the_colour_of_the_page_around_it():
+    """So it is readable in a dark notebook as in a light one."""
+    rules = re.findall(r"(\.tonnage[^{}]*)\{([^{}]*)\}", markup.STYLE)
+    coloured = {name.strip() for name, body in rules if re.search(r"(?<![\w-])color:", body)}
+    assert coloured == {".tonnage .fits", ".tonnage .tight", ".tonnage .full"}
+    assert not any(re.search(r"background(-color)?: #", body) for _, body in rules)

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from functools import cache
 
+import tonnage
 from solutions import FormulaRunner, question
 from tonnage.planner.solve import search
 from tonnage.report import plans, plans_html
@@ -108,3 +109,12 @@ def test_found_limit_is_shown_in_both_views():
     for shown in (plans.render(asked), plans_html.page(asked).split("<script")[0]):
         assert "max-seq-len: seq-len 512" in shown
         assert "no longer one was tried" in shown
+
+
+def test_printing_and_notebooks_show_the_solution():
+    solution = solved(gpu="8xa100-80gb")
+    assert tonnage.Solution.terminal_view is plans.render
+    assert str(solution) == plans.render(solution)
+    assert solution._repr_html_() == plans_html.fragment(solution)
+    assert plans_html.fragment(solution) in plans_html.page(solution)
+    assert "\n" not in repr(solution)

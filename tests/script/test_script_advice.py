@@ -1,6 +1,7 @@
 """Tests of the advice for a script: settings by the script's own names, tried, and read back."""
 
 from dataclasses import replace
+from html import unescape
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tonnage.errors import TrialFailed
 from tonnage.planner.candidates import with_free_choices
 from tonnage.planner.solution import Candidate
 from tonnage.report.script import render
+from tonnage.report.script_html import page
 from tonnage.script import advice
 from tonnage.script.advice import Asked, advise
 from tonnage.script.changes import make_expandable_setting
@@ -221,6 +223,18 @@ def test_the_report_shows_both_runs(run):
     assert "90.00 GiB" in text
     assert "30.00 GiB" in text
     assert "env PYTORCH_ALLOC_CONF=expandable_segments:True python train.py" in " ".join(text.split())
+
+
+def test_the_page_shows_what_the_report_shows(run):
+    found, _ = run(facts(options=OPTIONS), 90 * GIB, 30 * GIB)
+    html = page(found)
+    assert all(
+        part in html for part in ("with the changes", "&gt; 90.00 GiB", "30.00 GiB", "expandable_segments:True")
+    )
+    assert all(str(setting) in unescape(html) for change in found.changes for setting in change.settings)
+    evil = replace(found, seen="<script>alert(1)</script>", command=("<img src=x>",))
+    assert "<script>alert" not in page(evil)
+    assert "<img" not in page(evil)
 
 
 def test_the_reason_for_missing_seconds_stands_below_the_changes(run):

@@ -147,7 +147,7 @@ def test_gradients_are_clipped_before_the_step(precision: str, monkeypatch: pyte
 def test_what_no_package_mends_is_said_first(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An export is for another machine, where the package may be."""
     for module in (optimizers, hf_trainer):
-        for name in ("find_spec", "installed"):
+        for name in ("find_spec", "find_version"):
             monkeypatch.setattr(module, name, lambda package: None, raising=False)
     plan = Plan(engine=engine, optimizer="adamw-8bit", shard="zero3")
     job, cluster = tiny_job("llama"), parse_cluster("8xh100-80gb")

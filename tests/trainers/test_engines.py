@@ -1,8 +1,11 @@
 """What engines accept: no trainer is imported, nothing of the plan is left out in silence."""
 
 import dataclasses
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +17,8 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.job import Job
 from tonnage.options import is_accepted, options
 from tonnage.plans import Plan
-from tonnage.trainers import ENGINES, engine, engine_of
+from tonnage.techniques import qlora
+from tonnage.trainers import ENGINES, engine, engine_of, names
 from tonnage.trainers.axolotl import run as axolotl
 from tonnage.trainers.cases import request
 from tonnage.trainers.engine import Engine
@@ -339,3 +343,18 @@ def test_megatron_is_told_rotary_positions_wherever_a_configuration_says_them() 
     ):
         gpt = megatron_network.network_of({**config, **said}).gpt
         assert (gpt["rotary_base"], gpt["rope_scaling"], gpt["rope_scaling_factor"]) == (5e5, True, 8.0)
+
+
+def test_the_default_install_has_what_full_lora_qlora_and_the_trainer_need() -> None:
+    document = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    installed = {re.split("[^A-Za-z0-9_-]", line)[0] for line in document["project"]["dependencies"]}
+    assert {"torch", "peft", *qlora.LIBRARIES, *engine_of(Plan(engine="hf-trainer")).packages} <= installed
+
+
+@pytest.mark.parametrize("name", names())
+def test_what_an_engine_lacks_is_named_with_its_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "find_version", lambda package: None)
+    packages = engine_of(Plan(engine=name)).packages
+    refusals = [*engine_of(Plan(engine=name)).missing()]
+    assert [refusal.instead for refusal in refusals] == [f"pip install {package}" for package in packages]
+    assert all(refusal.is_of_here for refusal in refusals)

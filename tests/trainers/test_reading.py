@@ -173,6 +173,90 @@ def test_a_batch_that_is_no_number_is_not_understood(tmp_path: Path, size: Any) 
     assert found.not_understood == (f"train_batch_size = {json.dumps(size)}",)
 
 
+DEEPSPEEDS = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
+
+
+def merged(base: dict[str, Any], dotted: str, value: Any) -> dict[str, Any]:
+    first, _, rest = dotted.partition(".")
+    return {**base, first: merged(base.get(first, {}), rest, value) if rest else value}
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        *(("deepspeed", f"zero_optimization.{key}", False) for key in ("overlap_comm", "contiguous_gradients")),
+        *(
+            ("deepspeed", f"zero_optimization.{key}", 0)
+            for key in ("stage3_prefetch_bucket_size", "stage3_max_live_parameters")
+        ),
+        ("deepspeed", "zero_optimization.reduce_bucket_size", 5e8),
+        ("deepspeed", "zero_optimization.round_robin_gradients", True),
+        ("deepspeed", "zero_optimization.offload_optimizer.pin_memory", False),
+        ("deepspeed", "zero_optimization.offload_optimizer.ratio", 0.5),
+        ("deepspeed", "data_types.grad_accum_dtype", "fp32"),
+        ("deepspeed", "data_efficiency.enabled", True),
+        ("deepspeed", "activation_checkpointing.partition_activations", True),
+        ("deepspeed", "optimizer.type", "OneBitAdam"),
+        ("deepspeed", "optimizer.params.torch_adam", "yes"),
+        ("accelerate", "use_cpu", True),
+        ("accelerate", "dynamo_config.dynamo_backend", "INDUCTOR"),
+        ("accelerate", "fsdp_config.fsdp_auto_wrap_policy", "SIZE_BASED_WRAP"),
+        ("accelerate", "fsdp_config.fsdp_use_orig_params", False),
+        ("accelerate", "fsdp_config.fsdp_forward_prefetch", True),
+        ("accelerate", "mixed_precision", "fp8"),
+        ("hf-trainer", "auto_find_batch_size", True),
+        ("hf-trainer", "neftune_noise_alpha", 5),
+        ("hf-trainer", "deepspeed", "ds_config.json"),
+        ("hf-trainer", "torch_compile_backend", "inductor"),
+        ("axolotl", "plugins", ["axolotl.integrations.kd.KDPlugin"]),
+        ("axolotl", "sample_packing", True),
+        ("axolotl", "load_in_4bit", True),
+        ("axolotl", "bnb_config_kwargs.bnb_4bit_quant_type", "fp4"),
+        ("axolotl", "lora_modules_to_save", ["lm_head"]),
+        ("llama-factory", "quantization_bit", 3),
+        ("llama-factory", "neat_packing", True),
+        ("llama-factory", "freeze_trainable_layers", 2),
+    ],
+)
+def test_what_is_not_used_is_named(tmp_path: Path, name: str, key: str, value: Any) -> None:
+    base = {
+        "deepspeed": DEEPSPEEDS,
+        "accelerate": ACCELERATES,
+        "hf-trainer": TRAINERS,
+        "axolotl": AXOLOTLS | {"adapter": "lora"},
+        "llama-factory": {"finetuning_type": "lora", "bf16": True},
+    }[name]
+    assert reading.read(written(tmp_path, FILES[name], base)).not_understood == ()
+    found = reading.read(written(tmp_path, FILES[name], merged(base, key, value)))
+    assert found.not_understood == (f"{key} = {json.dumps(value)}",)
+
+
+def test_evaluation_is_named_where_the_trainer_evaluates(tmp_path: Path) -> None:
+    given = TRAINERS | {"per_device_eval_batch_size": 8, "eval_steps": 100}
+    assert reading.read(written(tmp_path, "t.json", given)).not_understood == ()
+    found = reading.read(written(tmp_path, "t.json", given | {"eval_strategy": "steps"}))
+    assert found.not_understood == ("per_device_eval_batch_size = 8",)
+
+
+def test_a_dump_of_defaults_has_nothing_to_name(tmp_path: Path) -> None:
+    from transformers import TrainingArguments
+
+    values = TrainingArguments(output_dir=str(tmp_path), bf16=False).to_dict()
+    path = written(tmp_path, "training_args.json", json.loads(json.dumps(values, default=str)))
+    assert reading.read(path).not_understood == ()
+
+
+@pytest.mark.parametrize(("ranks", "named"), [(4, ()), (8, ("num_processes = 4, and the plan is for 8 GPUs",))])
+def test_another_number_of_ranks_is_named(tmp_path: Path, ranks: int, named: tuple[str, ...]) -> None:
+    found = reading.read(written(tmp_path, "a.yaml", ACCELERATES | {"num_processes": 4, "num_machines": 1}))
+    assert found.on(ranks).not_understood == named
+
+
+def test_a_file_in_toml_is_said_not_to_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableFile, match="is TOML, as torchtitan's"):
+        reading.read(written(tmp_path, "train.toml", "[training]\nseq_len = 2048\n"))
+
+
 TRAINERS = {"per_device_train_batch_size": 1, "bf16": True}
 ACCELERATES = {"distributed_type": "FSDP", "mixed_precision": "bf16"}
 AXOLOTLS = {"base_model": "org/x", "bf16": True}

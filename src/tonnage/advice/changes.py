@@ -127,7 +127,7 @@ def _text_part(case: Case) -> Mapping[str, Any]:
 
 def _change_attention(case: Case, peak: Peak) -> Iterator[Change]:
     """Yield an attention that holds no scores where the present one holds them."""
-    sparing = find_sparing_attention(case)
+    sparing = find_sparing_attention(case) or ("auto" if case.plan.attention in ("eager", "math") else None)
     if sparing is not None:
         yield Change(options={"attention": sparing}, limit_bytes=_passing(peak))
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from tonnage.catalog.spelling import closest, normalise
 from tonnage.cluster import CPU, GENERIC, GPUS_PER_NODE, HERE, Cluster, Device, Peaks
 from tonnage.errors import UnknownDevice, UsageError
+from tonnage.synonyms import find_other_card
 from tonnage.units import GIB, MIB, format_gib, pluralise, spell_bytes
 
 _GENERIC_MODEL: Final = "a100-80gb"
@@ -38,11 +39,31 @@ def find_device(name: str) -> Device:
     device = known.get(normalise(name))
     if device is not None:
         return device
+    _check_maker(name)
     near = list(dict.fromkeys(known[candidate].id for candidate in closest(name, known, limit=5)))
     hint = f"Close: {', '.join(near)}. " if near else ""
     raise UnknownDevice(
         f"Unknown GPU {name.strip()!r}. {hint}"
         f"`tonnage devices` lists all {len(_devices())}; or give its memory: --gpu-memory 24GiB; or cpu."
+    )
+
+
+def _check_maker(name: str) -> None:
+    """Raise UnknownDevice for a card that is not NVIDIA's, with the card that has the nearest memory."""
+    found = find_other_card(name)
+    if found is None:
+        return
+    cards, gib = found
+    why = f"{name.strip()!r} is {cards.kind}, and tonnage knows NVIDIA's only: it runs CUDA's code."
+    if gib is None:
+        raise UnknownDevice(
+            f"{why} For the same memory give --gpu and --gpu-memory: --gpu a100-80gb --gpu-memory 24GiB."
+        )
+    with_bf16 = (device for device in _devices().values() if not device.without_bf16)
+    nearest = min(with_bf16, key=lambda device: abs(device.capacity_bytes - gib * GIB))
+    raise UnknownDevice(
+        f"{why} The nearest in memory is {nearest.id} ({format_gib(nearest.capacity_bytes)}); for the same memory as "
+        f"yours give --gpu {nearest.id} --gpu-memory {gib}GiB."
     )
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from tonnage.catalog.spelling import normalise
+from tonnage.catalog.spelling import normalise, squeeze
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,12 @@ def model_names() -> list[str]:
 
 
 def find_model(name: str) -> Model | None:
-    """Return the model with this id, alias or Hub repository, compared exactly after lower-casing, or None."""
-    return _models_by_name().get(normalise(name))
+    """Return the model with this id, alias or Hub repository, compared exactly after lower-casing, or None.
+
+    A name without a Hub organisation may also differ in its dashes and dots: `llama3-8b` is `llama-3-8b`.
+    """
+    exact = _models_by_name().get(normalise(name))
+    return exact if exact is not None or "/" in name else _models_by_letters().get(squeeze(name))
 
 
 def known_model_names() -> Iterable[str]:
@@ -72,3 +76,37 @@ def _models_by_name() -> Mapping[str, Model]:
         for name in (model.id, *model.aliases, model.hub):
             by_name.setdefault(normalise(name), model)
     return by_name
+
+
+@cache
+def _models_by_letters() -> Mapping[str, Model]:
+    """Return the models by the letters and digits of their names, without those that several models share."""
+    named: dict[str, set[str]] = {}
+    for model in _models().values():
+        for name in (model.id, *model.aliases, model.hub):
+            named.setdefault(squeeze(name.rpartition("/")[2]), set()).add(model.id)
+    return {letters: _models()[ids.pop()] for letters, ids in named.items() if len(ids) == 1}
+
+
+_PUBLISHED_DTYPES: Mapping[str, str] = {
+    **dict.fromkeys(("llama-2-", "pythia-", "opt-", "phi-2", "llava-1.5-", "whisper-large"), "float16"),
+    **dict.fromkeys(("gpt2", "bert-", "t5-", "vit-", "gemma-2-", "olmo-2-", "whisper-small"), "float32"),
+}
+"""The `torch_dtype` of the Hub's config.json by the beginning of a model's id; all others have bfloat16.
+
+Older files have none and weights in float32."""
+
+
+def published_dtype(model: Model) -> str:
+    """Return the dtype in which the weights of a model are published, by torch's name."""
+    return next((dtype for name, dtype in _PUBLISHED_DTYPES.items() if model.id.startswith(name)), "bfloat16")
+
+
+def hub_repositories() -> dict[str, dict[str, str]]:
+    """Return for each Hub repository, in lower case, the file of its configuration and the dtype of its weights."""
+    folder = files("tonnage") / "catalog" / "configs"
+    return {
+        name: {"config": str(folder / f"{model.id}.json"), "dtype": published_dtype(model)}
+        for name, model in _models_by_name().items()
+        if "/" in name
+    }

@@ -8,6 +8,11 @@ def normalise(name: str) -> str:
     return name.strip().lower().replace(" ", "-").replace("_", "-")
 
 
+def squeeze(name: str) -> str:
+    """Return the letters and digits of a name in lower case: `Llama-3.1-8B` and `llama3.1_8b` are equal."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
 def distance(left: str, right: str) -> int:
     """Return Levenshtein's distance: the insertions, deletions and substitutions that turn one into the other."""
     previous = list(range(len(right) + 1))

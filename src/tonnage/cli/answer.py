@@ -100,16 +100,24 @@ def deliver(
         from tonnage.estimates import archive
 
         archive.save(wanted.save, estimate, traces())
+        say_written(wanted.save)
     if wanted.html is not None:
         from tonnage.files import write_text
         from tonnage.report.html import page
 
         write_text(wanted.html, page(estimate))
+        say_written(wanted.html)
     if wanted.snapshot is not None:
         from tonnage.report import viewer
 
         viewer.write(traces()[0], wanted.snapshot)
+        say_written(wanted.snapshot)
     return 0 if estimate.fits else 1
+
+
+def say_written(path: Path) -> None:
+    """Report a file that was written on standard error."""
+    print(f"wrote {path}", file=sys.stderr)
 
 
 def print_json(document: Any) -> None:

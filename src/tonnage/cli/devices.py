@@ -14,7 +14,10 @@ def devices(
     name: Annotated[str | None, typer.Argument(help="One GPU, to show all its figures and their sources.")] = None,
     json: Json = False,
 ) -> int:
-    """List the GPUs that --gpu accepts, with the memory that a program can use; or show one GPU in full."""
+    """List the GPUs that --gpu accepts, with the memory that a program can use; or show one GPU in full.
+
+    Example: tonnage devices h100-80gb
+    """
     from dataclasses import asdict
 
     from tonnage.catalog.devices import device_names, find_device

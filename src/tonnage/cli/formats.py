@@ -17,7 +17,10 @@ def formats(
         bool, typer.Option("--markdown", help="Print the page docs/reference/formats.md instead.")
     ] = False,
 ) -> int:
-    """List number formats: bits, range, smallest step, GPUs that compute in them, and need of loss scaling."""
+    """List number formats: bits, range, smallest step, GPUs that compute in them, and need of loss scaling.
+
+    Example: tonnage formats bf16
+    """
     from tonnage.catalog.formats import FORMATS, find_format
     from tonnage.cli.answer import emit, print_json
     from tonnage.errors import UsageError

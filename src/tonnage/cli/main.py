@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 
 import typer
 
-from tonnage.cli import devices, dry_run, estimate, export, formats, models, plan, report
+from tonnage.cli import cache, devices, dry_run, estimate, export, formats, models, plan, report
 from tonnage.errors import TonnageError
+from tonnage.synonyms import find_option, is_without_effect
 
 INTERRUPTED = 130
 USAGE = 2
@@ -35,6 +36,7 @@ app.command("report")(report.report)
 app.command("devices")(devices.devices)
 app.command("models")(models.models)
 app.command("formats")(formats.formats)
+app.command("cache")(cache.cache)
 
 
 @app.callback(invoke_without_command=True)
@@ -102,9 +104,34 @@ def _usage_message(error: Exception) -> str | None:
         return None
     context = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "tonnage"
-    message = str(error.format_message()).strip()
+    message = _other_word_message(error) or str(error.format_message()).strip()
     message = message.removesuffix(".") if message.endswith("?.") else message  # some versions end it twice
     return f"{message}{'' if message.endswith(('.', '?')) else '.'} See {where} --help."
+
+
+def _other_word_message(error: Exception) -> str | None:
+    """Return what an option of another program is called here; None for another error, or an unknown word."""
+    name, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    if not isinstance(name, str) or context is None or not hasattr(error, "possibilities"):
+        return None
+    own = {option for parameter in context.command.params for option in parameter.opts}
+    known, is_script = find_option(name), "--timeout" in own and "--seq-len" not in own
+    if known is not None and (known.option == "MODEL" or f"--{known.option}" in own) and not is_script:
+        return f"No such option: {name}. Here it is {known.on_command_line}."
+    if is_script and (known is not None or is_without_effect(name) or name in _request_options()):
+        return f"No such option: {name}. The script sets it itself: give it behind the command, after the two dashes."
+    if is_without_effect(name):
+        return f"No such option: {name}. Neither memory nor seconds depend on it: leave it out."
+    return None
+
+
+def _request_options() -> set[str]:
+    """Return the options of Job and Plan as the command line spells them."""
+    from tonnage.job import Job
+    from tonnage.options import options, spell_option
+    from tonnage.plans import Plan
+
+    return {f"--{spell_option(item.name)}" for kind in (Job, Plan) for item, _ in options(kind)}
 
 
 def _disk_message(error: Exception) -> str | None:

@@ -23,7 +23,10 @@ def models(
         bool, typer.Option("--config", help="Print the config.json of the model with exactly this name.")
     ] = False,
 ) -> int:
-    """List the models that `estimate` knows by name, each with the Hub repository of its configuration."""
+    """List the models that `estimate` knows by name, each with the Hub repository of its configuration.
+
+    Example: tonnage models llama
+    """
     from dataclasses import asdict
 
     from tonnage.catalog.models import find_model, model_names

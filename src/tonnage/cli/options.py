@@ -55,23 +55,21 @@ _POSITIONS: Final = {
 """The panel of each parameter, and its position in the panel."""
 
 
-def _parse_count(text: str) -> int:
-    try:
-        return parse_count(str(text))
-    except UsageError as error:
-        raise typer.BadParameter(str(error)) from error
+def _parser(read: Callable[[str], int]) -> Callable[[str], int]:
+    """Return a parser for typer whose errors name the option."""
+
+    def parse(text: str) -> int:
+        try:
+            return read(str(text))
+        except UsageError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return parse
 
 
-def _parse_bytes(text: str) -> int:
-    try:
-        return parse_bytes(str(text))
-    except UsageError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def count(name: str, text: str) -> Any:
-    """Return an option that takes a whole number such as 4096 or 4M."""
-    return typer.Option(name, help=text, metavar="N", parser=_parse_count)
+def count(name: str, text: str, read: Callable[[str], int] = parse_count) -> Any:
+    """Return an option that takes a whole number, which `read` parses: such as 4096 or 4M."""
+    return typer.Option(name, help=text, metavar="N", parser=_parser(read))
 
 
 def in_panels(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,7 +153,7 @@ GpuMemory = Annotated[
         "--gpu-memory",
         help="Memory of each GPU: 24GiB. It replaces the catalog's, or describes a GPU that is not in the catalog.",
         metavar="SIZE",
-        parser=_parse_bytes,
+        parser=_parser(parse_bytes),
     ),
 ]
 HostMemory = Annotated[
@@ -165,7 +163,7 @@ HostMemory = Annotated[
         help="Host memory (RAM) of each machine: 256GiB. Default: what machines with this card usually have "
         "(`tonnage devices NAME`); with --here, the memory of this machine.",
         metavar="SIZE",
-        parser=_parse_bytes,
+        parser=_parser(parse_bytes),
     ),
 ]
 Steps = Annotated[int, count("--steps", "Optimizer steps to run.")]
@@ -287,7 +285,11 @@ def _declare(name: str, option: Option, default: Any) -> tuple[Any, Any, Any]:
     if option.kind == "switch":
         return typer.Option(f"--{name}", help=option.help), bool, default
     if option.kind == "number":
-        return count(f"--{name}", option.help), int if default is not None else int | None, default
+        return (
+            count(f"--{name}", option.help, option.parse_number),
+            int if default is not None else int | None,
+            default,
+        )
     if option.kind == "amount":
         declaration = typer.Option(f"--{name}", help=option.help, metavar="NUMBER")
         return declaration, float if default is not None else float | None, default

@@ -5,6 +5,7 @@
 
 import os
 import shutil
+import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -146,7 +147,7 @@ def plan(
         "headroom": headroom / 100,
     }
     if _is_command(model_or_command):
-        _refuse_for_script({"find": find, "from": settings, "save": save, "html": html, "pareto": pareto})
+        _refuse_for_script({"find": find, "from": settings, "save": save, "pareto": pareto})
         from tonnage.script.advice import Asked
 
         asked = Asked(
@@ -157,7 +158,7 @@ def plan(
             timeout_seconds=float(TIMEOUT_SECONDS if timeout is None else timeout),
             torch_version=torch,
         )
-        return _plan_script(asked, json=json)
+        return _plan_script(asked, json=json, html=html)
     if timeout is not None:
         raise UsageError(f"--timeout {timeout} is for a script: it limits each run of it. {_LEAVE_OUT}")
     check_cards(find, cluster, gpu=gpu, gpus=gpus, gpu_memory=gpu_memory, here=here)
@@ -193,11 +194,15 @@ class _Outputs:
             from tonnage.report.plans_html import page
 
             write_text(self.html, page(solution))
-        if self.save is not None and solution.plans:
+            answer.say_written(self.html)
+        if self.save is not None and not solution.plans:
+            print(f"did not write {self.save}: there is no plan to save", file=sys.stderr)
+        elif self.save is not None:
             names = ("gpu", "gpu_memory_bytes", "host_memory_bytes")  # with --find, the answer
             gpus: dict[str, Any] = {name: solution.question.get(name) for name in names}
             model = plan_file.found_anywhere(model)
             write_text(self.save, plan_file.text(solution.plans[0], **gpus, model=model))
+            answer.say_written(self.save)
         return {"found": 0, "unknown": 3}.get(solution.status, 1)
 
 
@@ -286,8 +291,8 @@ def _check_plan_options(stated: dict[str, Any], cluster: "Cluster") -> dict[str,
     return stated
 
 
-def _plan_script(asked: "Asked", *, json: bool) -> int:
-    """Advise which settings of a script to change, and return the exit code."""
+def _plan_script(asked: "Asked", *, json: bool, html: Path | None) -> int:
+    """Advise which settings of a script to change, write the page if one is wanted, and return the exit code."""
     from tonnage.cli import answer
     from tonnage.cli.progress import progress
     from tonnage.script.advice import advise
@@ -300,4 +305,10 @@ def _plan_script(asked: "Asked", *, json: bool) -> int:
         from tonnage.report.script import render
 
         answer.emit(render(advice, width=answer.width(), colour=answer.colour(), unicode=answer.unicode()))
+    if html is not None:
+        from tonnage.files import write_text
+        from tonnage.report.script_html import page
+
+        write_text(html, page(advice))
+        answer.say_written(html)
     return {"found": 0, "unknown": 3}.get(advice.status, 1)

@@ -19,7 +19,10 @@ def report(
     snapshot: Snapshot = None,
     force: Force = False,
 ) -> int:
-    """Show an estimate that was saved with --save; nothing is run, and no code in the file is executed."""
+    """Show an estimate that was saved with --save; nothing is run, and no code in the file is executed.
+
+    Example: tonnage report step.tonnage --html step.html
+    """
     from tonnage.cli.answer import Output, deliver
     from tonnage.errors import UnreadableFile
     from tonnage.estimates import archive

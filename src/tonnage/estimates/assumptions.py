@@ -27,6 +27,7 @@ def list_assumptions(case: Case) -> tuple[str, ...]:
     from tonnage.trainers import engine_of
 
     sentences = (
+        case.assumed,
         describe_quantized_checkpoint(job),
         describe_copies(plan, case.cluster),
         describe_whole_gradients(job, plan),

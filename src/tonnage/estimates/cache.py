@@ -7,7 +7,7 @@ factory's code, a library installed from a folder in which it may change.
 
 There is one archive for each Trace, in the format of `tonnage.trace.trace`: reading executes nothing, a damaged one
 counts as absent.  The archives are in `traces` of the cache folder; when they exceed MOST_BYTES, the least recently
-used are removed.
+used are removed.  The file `limit` beside that folder may state other bytes (`tonnage cache limit`).
 """
 
 import functools
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tonnage.errors import UnreadableFile, UnwritableFile
-from tonnage.files import open_replacing
+from tonnage.files import open_replacing, write_text
 from tonnage.ghost.wheel import cache_folder, place
 from tonnage.trace import trace as traces
 from tonnage.trace.trace import Trace
@@ -122,6 +122,29 @@ def folder() -> Path:
     return cache_folder() / "traces"
 
 
+def limit_bytes() -> int:
+    """Return the most bytes of all cached Traces: those that the user set, else MOST_BYTES."""
+    try:
+        return int(_limit_file().read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return MOST_BYTES
+
+
+def set_limit(most_bytes: int) -> None:
+    """Set the most bytes of all cached Traces, and remove what exceeds them.  Raises UnwritableFile."""
+    try:
+        _limit_file().parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnwritableFile(f"{_limit_file().parent} cannot be made ({error.strerror}).") from error
+    write_text(_limit_file(), f"{most_bytes}\n")
+    if folder().is_dir():
+        _make_room()
+
+
+def _limit_file() -> Path:
+    return cache_folder() / "limit"
+
+
 def _path(key: str) -> Path:
     return folder() / f"{key}{_SUFFIX}"
 
@@ -135,19 +158,20 @@ def _make_room_for(size_bytes: int) -> None:
 
     Listing thousands of files takes longer than writing a small Trace.
     """
-    path = folder()
-    _added_bytes[path] = _added_bytes.get(path, MOST_BYTES) + size_bytes
-    if _added_bytes[path] * _CHECKS_PER_CAPACITY > MOST_BYTES:
+    path, most = folder(), limit_bytes()
+    _added_bytes[path] = _added_bytes.get(path, most) + size_bytes
+    if _added_bytes[path] * _CHECKS_PER_CAPACITY > most:
         _make_room()
         _added_bytes[path] = 0
 
 
 def _make_room() -> None:
-    """Remove the least recently used Traces until the rest is within MOST_BYTES."""
+    """Remove the least recently used Traces until the rest is within the limit."""
     entries = [(entry.stat(), entry.path) for entry in os.scandir(folder()) if entry.name.endswith(_SUFFIX)]
     total = sum(status.st_size for status, _ in entries)
+    most = limit_bytes()
     for status, path in sorted(entries, key=lambda entry: entry[0].st_mtime_ns):
-        if total <= MOST_BYTES:
+        if total <= most:
             return
         with suppress(FileNotFoundError):  # another process may make room at the same time
             os.unlink(path)

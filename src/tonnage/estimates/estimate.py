@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
+import textwrap
 import zipfile
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from tonnage.errors import UnreadableFile
+from tonnage.estimates.viewed import Viewed
 from tonnage.units import format_gib
 
 SCHEMA_VERSION: Final = 1
@@ -156,6 +158,10 @@ class Moment:
     """Optimizer steps completed before."""
 
 
+_LONGEST_SUBJECT: Final = 60
+"""Characters of a command in the one line that `repr` prints."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Advice:
     """A change of a case that was run, and what it leads to."""
@@ -176,8 +182,8 @@ class Advice:
     """True if training computes something else, or sees other data in a step."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Estimate(Viewed):
     """The needs of one rank of a Job under a Plan on a Cluster; `ranks` lists each rank that was run."""
 
     source: str
@@ -322,12 +328,13 @@ class Estimate:
         need, limit = (format_gib(size or 0) for size in (self.host.machine_bytes, self.host.limit_bytes))
         return f"a machine needs {need} and has {limit}"
 
-    notebook_view: ClassVar[Callable[[Estimate], str] | None] = None
-    """Renders an Estimate as HTML in notebooks; set by `tonnage.api`, because values do not know their views."""
-
-    def _repr_html_(self) -> str | None:
-        view = type(self).notebook_view
-        return None if view is None else view(self)
+    def summary(self) -> str:
+        """Return the subject and the verdict in one line."""
+        command = self.job.get("command")
+        subject = shlex.join(map(str, command)) if isinstance(command, list | tuple) else self.model.get("name")
+        gpus = self.cluster.get("gpus") or 1
+        cards = f"{gpus} x {self.cluster.get('gpu')}" if gpus != 1 else self.cluster.get("gpu")
+        return f"{textwrap.shorten(str(subject), _LONGEST_SUBJECT, placeholder='...')} on {cards}: {self.verdict()}"
 
 
 def _whole(values: dict[str, Any], name: str) -> int:

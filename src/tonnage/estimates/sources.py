@@ -17,6 +17,7 @@ from tonnage.estimates import cache
 from tonnage.estimates.step_time import needs_counting
 from tonnage.ghost.process import any_libraries
 from tonnage.meta import scope
+from tonnage.plans import Allocator
 from tonnage.shallow.continuing import extend, requests_of
 from tonnage.shallow.depths import choose_depths_to_continue, layers_of, roomy, with_layers
 from tonnage.shallow.requests import Requests
@@ -25,7 +26,7 @@ from tonnage.trace.trace import Trace
 from tonnage.units import pluralise
 from tonnage.workers.worker import Worker, request
 
-ALLOCATORS: Final = ("expandable", "default")
+ALLOCATORS: Final[tuple[Allocator, ...]] = ("expandable", "default")
 """The choice between them changes where blocks are, not which are requested."""
 
 Progress = Callable[[str], None]
@@ -260,7 +261,7 @@ def _find(key: str | None, fresh: bool) -> Trace | None:
     return cache.find(key) if key is not None and not fresh else None
 
 
-def _with_allocator(case: Case, allocator: str) -> Case:
+def _with_allocator(case: Case, allocator: Allocator) -> Case:
     return replace(case, plan=replace(case.plan, allocator=allocator))
 
 

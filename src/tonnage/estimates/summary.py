@@ -50,6 +50,12 @@ class Run:
     traces: tuple[Trace, ...]
     """One Trace for each rank that was run."""
 
+    def __str__(self) -> str:
+        return str(self.estimate)
+
+    def _repr_html_(self) -> str | None:
+        return self.estimate._repr_html_()
+
 
 def summarise(
     traces: Sequence[Trace],

@@ -59,7 +59,7 @@ def libraries(cuda_major: int) -> Path:
 
 
 def any_libraries() -> None:
-    """Raise GhostUnavailable if no ghost can run here with any CUDA, before half a gigabyte is fetched."""
+    """Raise GhostUnavailable if no ghost can run here with any CUDA, before a build of torch is fetched."""
     libraries(next((major for major in CUDA_MAJORS if (_BUILT / f"cuda{major}").exists()), CUDA_MAJORS[-1]))
 
 

@@ -1,8 +1,9 @@
 """Finds a CUDA build of torch for a Python, or fetches only its wheel (without the `nvidia-*` packages) once.
 
-The ghost replaces NVIDIA's libraries, so the 0.5 GB wheel is enough.  `pip download --no-deps 'torch===X'`
-ignores local builds such as X+cpu; pip checks the hash.  Wheels are unpacked into a private cache
-(`$TONNAGE_CACHE`, else `$XDG_CACHE_HOME/tonnage`, else `~/.cache/tonnage`), never into the user's environment.
+The ghost replaces NVIDIA's libraries, so torch's wheel and Triton's are enough: 0.7 GB, 1.8 GB unpacked (torch
+2.13).  `pip download --no-deps 'torch===X'` ignores local builds such as X+cpu; pip checks the hash.  Wheels are
+unpacked into a private cache (`$TONNAGE_CACHE`, else `$XDG_CACHE_HOME/tonnage`, else `~/.cache/tonnage`), never into
+the user's environment.
 """
 
 import contextlib
@@ -168,7 +169,7 @@ def _fetch(python: str, version: str, folder: Path, progress: Progress) -> None:
 
 @contextlib.contextmanager
 def _alone_in(cache: Path, progress: Progress) -> Iterator[None]:
-    """Lock the cache: otherwise each worker of a search would fetch half a gigabyte.  Raises OSError."""
+    """Lock the cache: otherwise each worker of a search would fetch all of it.  Raises OSError."""
     import fcntl  # not every system has it, and on none without it a ghost runs
 
     lock = os.open(cache, os.O_RDONLY | os.O_CLOEXEC)
@@ -187,7 +188,8 @@ def _alone_in(cache: Path, progress: Progress) -> Iterator[None]:
 
 def _fill(python: str, version: str, partial: Path, progress: Progress) -> None:
     """Put torch and its triton, compiled, into the folder `find_in_folder` of `place`."""
-    progress(f"fetching the CUDA build of torch {version} (about 0.5 GB, once) into {partial.parent}")
+    sizes = "about 0.7 GB with triton, 1.8 GB unpacked; once"
+    progress(f"fetching the CUDA build of torch {version} ({sizes}) into {partial.parent}")
     unpacked = partial / "unpacked"
     _unpack(_download(python, f"torch==={version}", partial, progress), unpacked)
     triton = _required_triton(unpacked)

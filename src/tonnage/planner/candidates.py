@@ -22,7 +22,7 @@ from tonnage.options import replace_checked, spell_option
 from tonnage.planner.question import Question
 from tonnage.planner.search_space import AXES, CHANGES, FILES, FREE, FREE_OPTIONS, OFFLOADS, ORDER
 from tonnage.planner.solution import Candidate
-from tonnage.plans import Plan
+from tonnage.plans import Plan, Precision
 from tonnage.shallow.depths import layers_of
 from tonnage.timing.kinds import read_shape
 from tonnage.timing.scores import find_sparing_attention
@@ -52,7 +52,7 @@ def list_candidates(
     """
     batch, keeps_sync = question.sequences, question.is_stated("accum_sync")
     for method in question.methods or (question.job.method,):
-        base = replace(question.job, method=method, global_batch_tokens=None)
+        base = replace(question.job.with_method(method), global_batch_tokens=None)
         jobs: dict[tuple[int, int], Job] = {}  # few differ, and making one checks it
         batches: dict[int, list[tuple[int, int]]] = {}  # by the number of data-parallel ranks
         layers = layers_of(base) if _may_interleave(question) else 0
@@ -263,6 +263,6 @@ def check_precision(question: Question) -> None:
         raise UsageError(f"{lacking}; choose --precision fp16-mixed, or leave it out.")
 
 
-def default_precision(cluster: Cluster) -> str:
+def default_precision(cluster: Cluster) -> Precision:
     """Return bf16-mixed, or fp16-mixed with a scaled loss for cards before compute capability 8.0."""
     return "fp16-mixed" if cluster.device.without_bf16 else "bf16-mixed"

@@ -20,7 +20,7 @@ def describe(candidate: Candidate, *, whole: bool = False, beside: Candidate | N
     """
     job, plan = candidate.job, candidate.plan
     known = _DEFAULT if whole else plan if beside is None else beside.plan
-    words = [] if job.method == "full" else [job.method]
+    words: list[str] = [] if job.method == "full" else [job.method]
     for name, usual in _USUAL.items():
         value = getattr(plan, name)
         differs = beside is not None and value != getattr(known, name)

@@ -233,7 +233,7 @@ def _change_method(question: Question) -> Iterator[Variant]:
         return
     order = ("full", "lora", "qlora")
     for method in order[order.index(question.job.method) + 1 :]:
-        yield f"--method {method}", replace(question, job=replace(question.job, method=method))
+        yield f"--method {method}", replace(question, job=question.job.with_method(method))
 
 
 def _quantize_further(question: Question) -> Iterator[Variant]:

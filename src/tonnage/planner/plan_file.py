@@ -31,11 +31,12 @@ from tonnage.job import Job
 from tonnage.options import Option, options
 from tonnage.planner.solution import Choice
 from tonnage.plans import Plan
+from tonnage.synonyms import find_option
 from tonnage.units import format_gib
 
 SCHEMA_VERSION: Final = 1
 _TABLES: Final[Mapping[str, type]] = {"job": Job, "plan": Plan}
-_ALWAYS_WRITTEN: Final = ("seq_len", "micro_batch", "grad_accum", "precision")
+_ALWAYS_WRITTEN: Final = ("seq_len", "micro_batch", "grad_accum", "precision", "shard")
 """Fields that are written even if they have their default value."""
 
 _MOST_BYTES: Final = 2**20
@@ -171,7 +172,9 @@ def _check_keys(values: Mapping[str, Any], known: tuple[str, ...], where: str) -
     """Raise UsageError for a key that is not `known`."""
     for name in values:
         if name not in known:
-            raise UsageError(f"{where}: unknown key {name!r}; possible: {', '.join(known)}.")
+            other = find_option(name)
+            meant = "" if other is None else f"; here it is {other.in_python}"
+            raise UsageError(f"{where}: unknown key {name!r}{meant}; possible: {', '.join(known)}.")
 
 
 def _read_text_value(document: Mapping[str, Any], name: str, path: Path) -> str:

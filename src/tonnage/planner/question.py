@@ -16,9 +16,10 @@ from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
 from tonnage.job import METHODS, Job
 from tonnage.mesh import make_mesh
-from tonnage.options import is_accepted, options, parse_words, spell_option
+from tonnage.options import is_accepted, options, parse_words, spell_option, unknown_word
 from tonnage.planner.search_space import ALLOWABLE, BUDGET, CHANGES, FAMILIES, INTERVALS, ORDER
 from tonnage.plans import HEADROOM, Plan
+from tonnage.synonyms import find_option
 from tonnage.units import parse_count
 
 _OPTIONS: Final = {spell_option(item.name): option for kind in (Job, Plan) for item, option in options(kind)}
@@ -163,7 +164,9 @@ def _parse_option(name: str) -> str:
     if word.replace("-", "_") not in FAMILIES:
         possible = ", ".join(spell_option(family) for family in FAMILIES)
         hint = " A value is said by its own option, or left out by --without." if "=" in name else ""
-        raise UsageError(f"Unknown technique {name!r}; possible: {possible}.{hint}")
+        known = find_option(name)
+        meant = "" if known is None else f"; here it is {known.option}"
+        raise UsageError(f"Unknown technique {name!r}{meant}; possible: {possible}.{hint}")
     return word
 
 
@@ -195,4 +198,4 @@ def _parse_value(word: str, text: str) -> str | int | bool:
         kinds = {known.partition("=")[0] for known in possible}  # `budget` means every `budget=SIZE`
         if text in kinds or is_accepted(text, possible):
             return text
-    raise UsageError(f"Unknown {word} {text!r} in --without; possible: {', '.join(possible)}.")
+    raise unknown_word(word, text, possible, " in --without")

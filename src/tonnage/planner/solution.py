@@ -4,8 +4,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.viewed import Viewed
 from tonnage.job import Job
 from tonnage.plans import Plan
+from tonnage.units import pluralise
 
 SCHEMA_VERSION: Final = 1
 
@@ -150,8 +152,8 @@ class Nearest:
     """Changes that make the job fit, each with its peak and its seconds."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Solution:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Solution(Viewed):
     """The answer of a search."""
 
     status: Status
@@ -174,6 +176,16 @@ class Solution:
     """The reason why the plans are ranked without seconds, if they are."""
     looked_at: dict[str, int] | None = None
     """The number of candidates, and of those priced, refused by bounds, and run."""
+
+    def summary(self) -> str:
+        """Return the question and the best plan's need in one line."""
+        asked = f"{self.question['model']} on {self.question['cluster']}"
+        if not self.plans:
+            return f"{asked}: {self.status}"
+        best = self.plans[0].estimate
+        seconds = best.time.get("step_seconds")
+        pace = f", {seconds:.3g} s a step" if seconds else ""
+        return f"{asked}: {pluralise(len(self.plans), 'plan')}, the best {best.verdict()}{pace}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that `plan --json` prints (schema_version 1)."""

@@ -1,12 +1,12 @@
 """Suggest options that the search leaves closed and that would make the best plan faster: priced, not run."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
 
 from tonnage.case import Case
 from tonnage.errors import CannotEstimate
 from tonnage.estimates.step_time import price
+from tonnage.options import replace_checked
 from tonnage.planner.question import Question
 from tonnage.planner.solution import Candidate, Choice, Offer
 from tonnage.trainers import engine_of
@@ -35,7 +35,7 @@ def suggest_options(best: Choice, question: Question) -> tuple[Offer, ...]:
 
 def _price_compiled(best: Candidate, question: Question) -> Iterator[Offer]:
     for kind, why in _WHY.items():
-        plan = replace(best.plan, compile=kind)
+        plan = replace_checked(best.plan, {"compile": kind})
         if engine_of(plan).refusals(Case(best.job, plan, question.cluster)):
             continue
         try:

@@ -31,7 +31,7 @@ _PHASE_COLOURS: Final = {
 
 def fragment(estimate: Estimate) -> str:
     """Return the report as one `<div>` with its own style, for a notebook cell or another page."""
-    return markup.fragment(_parts(estimate))
+    return markup.fragment(list_parts(estimate))
 
 
 def page(estimate: Estimate) -> str:
@@ -40,7 +40,8 @@ def page(estimate: Estimate) -> str:
     return markup.document(title, fragment(estimate), estimate.to_json())
 
 
-def _parts(estimate: Estimate) -> Iterator[str]:
+def list_parts(estimate: Estimate) -> Iterator[str]:
+    """Yield the parts of the report, from the verdict to the sources."""
     yield _verdict(estimate)
     yield _bar(estimate)
     yield _legend(estimate)

@@ -11,12 +11,14 @@ from typing import Any, Final
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
 STYLE: Final = """
-.tonnage { font: 14px/1.5 system-ui, sans-serif; max-width: 780px; }
+.tonnage { font: 14px/1.5 system-ui, sans-serif; max-width: 780px; overflow-wrap: anywhere; }
 .tonnage h3 { font-size: 14px; margin: 1.6em 0 .4em; }
 .tonnage p { margin: .2em 0; }
 .tonnage .answer { font-size: 17px; font-weight: 600; }
 .tonnage .fits { color: #009E73; } .tonnage .tight { color: #B77F00; } .tonnage .full { color: #D55E00; }
 .tonnage table { border-collapse: collapse; margin: 0; font-size: inherit; }
+.tonnage table { display: block; max-width: 100%; overflow-x: auto; overflow-wrap: normal; border: none; }
+.tonnage tr { background: none; }
 .tonnage th, .tonnage td { padding: .15em 1.2em .15em 0; text-align: left; vertical-align: top; background: none; }
 .tonnage th { font-weight: 400; opacity: .65; white-space: nowrap; }
 .tonnage .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
@@ -26,6 +28,10 @@ STYLE: Final = """
 .tonnage svg { display: block; margin: .2em 0 .5em; width: 100%; height: auto; }
 .tonnage svg text { font: 11px system-ui, sans-serif; fill: currentColor; }
 .tonnage .swatch { display: inline-block; width: .8em; height: .8em; border-radius: 2px; }
+@media (max-width: 600px) {
+.tonnage th, .tonnage td { padding-right: .7em; }
+.tonnage th, .tonnage code { white-space: normal; }
+}
 .tonnage .none { border: 1px solid currentColor; opacity: .5; box-sizing: border-box; }
 """
 
@@ -36,7 +42,7 @@ def document(title: str, body: str, data: dict[str, Any]) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        '<meta name="viewport" content="width=device-width">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{text(title)}</title>\n"
         "<style>:root { color-scheme: light dark; } body { margin: 2em auto; max-width: 780px; padding: 0 1em; }"
         "</style>\n</head>\n<body>\n"

@@ -29,13 +29,20 @@ _AMOUNTS: Final = 90  # right of the bars
 
 def page(solution: Solution) -> str:
     """Return the page, which also contains the Solution as JSON data."""
-    question = solution.question
-    title = f"{question['model']} on {question['cluster']}"
-    return markup.document(title, markup.fragment(_parts(solution, title)), solution.to_json())
+    return markup.document(_title(solution), fragment(solution), solution.to_json())
 
 
-def _parts(solution: Solution, title: str) -> Iterator[str]:
-    yield f"<h3>{text(title)}</h3>"
+def fragment(solution: Solution) -> str:
+    """Return the report as one `<div>` with its own style, for a notebook cell or another page."""
+    return markup.fragment(_parts(solution))
+
+
+def _title(solution: Solution) -> str:
+    return f"{solution.question['model']} on {solution.question['cluster']}"
+
+
+def _parts(solution: Solution) -> Iterator[str]:
+    yield f"<h3>{text(_title(solution))}</h3>"
     yield from _answer(solution)
     if solution.path:
         yield "<h3>From the baseline to the plan</h3>"

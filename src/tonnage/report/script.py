@@ -16,7 +16,7 @@ from tonnage.script.advice import Advice
 from tonnage.script.changes import Change
 from tonnage.units import format_gib, pluralise
 
-_VERDICTS: Final = {
+VERDICTS: Final = {
     "found": ("FITS", GOOD),
     "too_large": ("DOES NOT FIT", BAD),
     "unsupported": ("NOT POSSIBLE", BAD),
@@ -45,10 +45,10 @@ def _headline(advice: Advice) -> Table:
     rows = Table.grid(padding=(0, 2))
     rows.add_column(no_wrap=True)
     rows.add_column()
-    word, style = _VERDICTS[advice.status]
+    word, style = VERDICTS[advice.status]
     if advice.status == "found" and not advice.has_room(advice.answer):
         word, style = "FITS, BARELY", TIGHT
-    rows.add_row(Text(word, style=style), text(_verdict(advice), "bold"))
+    rows.add_row(Text(word, style=style), text(describe_verdict(advice), "bold"))
     rows.add_row("", text(advice.seen))
     if advice.now is not None:
         rows.add_row("", text(advice.now.words))
@@ -57,7 +57,8 @@ def _headline(advice: Advice) -> Table:
     return rows
 
 
-def _verdict(advice: Advice) -> str:
+def describe_verdict(advice: Advice) -> str:
+    """Return the answer behind FITS or DOES NOT FIT, in a few words."""
     if advice.why_not is not None and not advice.by_trial:
         return advice.why_not
     if not advice.changes:
@@ -91,11 +92,9 @@ def _beside(advice: Advice) -> Table:
         rows.add_column(header=Text(heading, style="dim"), justify="right", no_wrap=True)
     rows.show_header = True
     rows.add_row("fits", *(_fits(run) for run in runs))
-    hosts = [run.host for run in runs]
-    if any(host.machine_bytes is not None for host in hosts):
-        rows.add_row("host memory of a machine", *(_host(host) for host in hosts))
-    rows.add_row("peak of the process", *(_reached(run, run.peak.process_bytes) for run in runs))
-    rows.add_row("allocated", *(_reached(run, run.peak.allocated_bytes) for run in runs))
+    rows.add_row("host memory", *(Text(format_host(run.host), style="" if run.host.fits else BAD) for run in runs))
+    rows.add_row("peak of the process", *(format_reached(run, run.peak.process_bytes) for run in runs))
+    rows.add_row("allocated", *(format_reached(run, run.peak.allocated_bytes) for run in runs))
     free = (run.cluster["capacity_bytes"] - run.peak.process_bytes for run in runs)
     rows.add_row(
         "free", *(format_gib(max(left, 0)) if run.fits_card else "-" for run, left in zip(runs, free, strict=True))
@@ -105,15 +104,15 @@ def _beside(advice: Advice) -> Table:
     return rows
 
 
-def _reached(run: Estimate, most: int) -> str:
+def format_reached(run: Estimate, most: int) -> str:
     """Return a peak; `>` marks the last value of a run that ended without memory."""
     return format_gib(most) if run.fits_card else f"> {format_gib(most)}"
 
 
-def _host(host: Host) -> Text:
+def format_host(host: Host) -> str:
     """Return what a machine needs of host memory, beside what it has if it does not fit."""
     needed = "-" if host.machine_bytes is None else format_gib(host.machine_bytes)
-    return Text(needed) if host.fits else Text(f"{needed} of {format_gib(host.limit_bytes or 0)}", style=BAD)
+    return needed if host.fits else f"{needed} of {format_gib(host.limit_bytes or 0)}"
 
 
 def _fits(run: Estimate) -> Text:
@@ -177,6 +176,13 @@ def _listed(heading: str, found: tuple[Refused, ...]) -> Iterator[Part]:
 
 
 def _notes(advice: Advice) -> Iterator[Part]:
+    notes = list_notes(advice)
+    for note in notes:
+        yield Padding(text(note, "dim"), (1 if note == notes[0] else 0, 0, 0, 0))
+
+
+def list_notes(advice: Advice) -> list[str]:
+    """Return the sentences below the tables."""
     notes = [] if advice.now is None else list(advice.now.notes)
     notes += list(advice.before.notes)
     if advice.changes and advice.now is not None:
@@ -184,5 +190,4 @@ def _notes(advice: Advice) -> Iterator[Part]:
         notes.append("Each step has as many sequences as before.")
         if advice.solution is not None and advice.solution.unpriced is not None:
             notes.append(advice.solution.unpriced)
-    for note in notes:
-        yield Padding(text(note, "dim"), (1 if note == notes[0] else 0, 0, 0, 0))
+    return notes

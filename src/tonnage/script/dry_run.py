@@ -5,6 +5,7 @@ traces are summed up in an Estimate; a command that left none fails with a sente
 """
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from tonnage.catalog.models import hub_repositories
 from tonnage.catalog.overheads import ghost_settings
 from tonnage.cluster import CPU, Cluster
 from tonnage.errors import TrialFailed, UsageError
@@ -183,6 +185,9 @@ def _prepare_environment(
         cards=str(folder / _ACCOUNT),
         **settings,
     )
+    catalog = folder / "catalog.json"
+    catalog.write_text(json.dumps(hub_repositories()), encoding="utf-8")
+    prepared["TONNAGE_CATALOG"] = str(catalog)
     prepared["PATH"] = os.pathsep.join([str(programs(folder)), prepared.get("PATH", os.defpath)])
     return prepared | trackers.offline(folder, prepared)
 
@@ -255,6 +260,14 @@ def _run_command(command: list[str], variables: dict[str, str], timeout_seconds:
             return ended
         finally:
             running.end(process, variables["GHOST_SHM"])
+            _end_line()
+
+
+def _end_line() -> None:
+    """End the line in which a progress bar may have left the cursor, where other text would go on in it."""
+    with contextlib.suppress(OSError):
+        if os.isatty(2) or os.path.sameopenfile(1, 2):
+            os.write(2, b"\n")
 
 
 def _wait(process: "subprocess.Popen[bytes]", timeout_seconds: float) -> int | None:

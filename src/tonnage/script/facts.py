@@ -146,7 +146,7 @@ class Understood:
     def words(self) -> str:
         """One line for a reader."""
         job, plan = self.job, self.plan
-        parts = [plan.precision, plan.optimizer, *([plan.shard] if plan.shard != "none" else [])]
+        parts: list[str] = [plan.precision, plan.optimizer, *([plan.shard] if plan.shard != "none" else [])]
         parts.append("no checkpointing" if plan.checkpointing == "none" else f"checkpointing {plan.checkpointing}")
         adapters = "" if job.method == "full" else f" of rank {job.lora_rank}"
         batch = f"{job.micro_batch} x {job.seq_len:,} tokens, {job.grad_accum} accumulated"

@@ -89,7 +89,7 @@ class Claim(NamedTuple):
     """`parameter`, `gradient`, `optimizer_state` or `communication`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Trace:
     """All requests of one rank to its GPU during the recorded steps."""
 
@@ -144,6 +144,11 @@ class Trace:
     """The ghost's log, records of 64 bytes (`struct ghost_record`); empty when not recorded."""
     worked: StepOperations | None = None
     """Operations of one of the steps, where they were counted."""
+
+    def __repr__(self) -> str:
+        ranks = f"rank {self.rank} of {self.world_size}"
+        ending = self.outcome.get("kind", "unfinished")
+        return f"<Trace: {self.source}, {ranks}, {self.steps} steps, {self.event_count:,} events, {ending}>"
 
     @property
     def event_count(self) -> int:

@@ -10,12 +10,16 @@ from typing import Any
 from tonnage.case import Case, check_unused
 from tonnage.catalog.configurations import resolve
 from tonnage.catalog.families import learned_positions
-from tonnage.cluster import Cluster
+from tonnage.catalog.spelling import closest
+from tonnage.cluster import CPU, Cluster
 from tonnage.errors import UsageError
 from tonnage.job import Job, check_sequences, check_stated, check_tokens
+from tonnage.options import spell_option
 from tonnage.plans import Plan
 from tonnage.step.heads import check_type
+from tonnage.synonyms import find_option, is_without_effect
 from tonnage.trainers import engine_of
+from tonnage.units import pluralise
 
 
 def make_case(
@@ -35,11 +39,44 @@ def make_case(
     """
     stated = options if stated is None else stated
     full_job, full_plan = request(model, job, plan, offline=offline, **options)
-    check_stated(
-        stated if "method" in stated else options, full_job
-    )  # another method leaves the file's adapters unused
-    check_unused(stated, full_plan, cluster.gpus)
-    return Case(full_job, full_plan, cluster)
+    # Another method leaves the file's adapters unused.
+    check_stated(stated if "method" in stated else options, full_job)
+    case = Case(full_job, full_plan, cluster)
+    if plan is None and "shard" not in options:
+        case = _assume_ddp(case)
+    check_unused(stated, case.plan, cluster.gpus)
+    return case
+
+
+def _unknown_option(name: str, possible: set[str]) -> UsageError:
+    """Return the error for an option of Python that does not exist, with the one that other programs call so."""
+    known = find_option(name)
+    if known is not None:
+        return UsageError(f"Unknown option {name!r}; here it is {known.in_python}.")
+    if is_without_effect(name):
+        return UsageError(f"Unknown option {name!r}; neither memory nor seconds depend on it: leave it out.")
+    near = [option.replace("-", "_") for option in closest(name, map(spell_option, sorted(possible)))]
+    hint = f"close: {', '.join(near)}; " if near else ""
+    return UsageError(f"Unknown option {name!r}; {hint}possible: {', '.join(sorted(possible))}.")
+
+
+def _assume_ddp(case: Case) -> Case:
+    """Return the case under DDP if several GPUs would else train copies that never exchange anything.
+
+    It is returned as it is where its engine or a technique does not run under DDP.
+    """
+    if case.plan.shard != "none" or case.cluster.device.id == CPU or case.mesh.data_parallel * case.mesh.cp == 1:
+        return case
+    assumed = replace(
+        case,
+        plan=replace(case.plan, shard="ddp"),
+        assumed=(
+            f"shard, which was not given: DDP (--shard ddp), in which each of {pluralise(case.cluster.gpus, 'GPU')} "
+            "holds the whole model and gradients are averaged; ZeRO divides the model's states among them: --shard "
+            "zero1 (optimizer states), zero2 (also gradients), zero3 (also parameters)",
+        ),
+    )
+    return case if any(not refusal.is_of_here for refusal in engine_of(assumed.plan).refusals(assumed)) else assumed
 
 
 def check(case: Case) -> None:
@@ -67,7 +104,7 @@ def request(
     plan_fields = {item.name for item in fields(Plan)}
     unknown = sorted(set(options) - job_fields - plan_fields)
     if unknown:
-        raise UsageError(f"Unknown option {unknown[0]!r}; possible: {', '.join(sorted(job_fields | plan_fields))}.")
+        raise _unknown_option(unknown[0], job_fields | plan_fields)
     for value, kind, example in ((job, Job, "seq_len=8192"), (plan, Plan, 'shard="zero3"')):
         if value is not None and not isinstance(value, kind):
             was, name = type(value).__name__, kind.__name__

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tonnage.case import Case
 from tonnage.errors import UsageError
 from tonnage.mesh import make_mesh
+from tonnage.options import replace_checked
 from tonnage.techniques.chunked_loss import CAUSAL
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def check_plan(request: ExportRequest, to: Target) -> None:
             f"shard=none: {copies} copies would be trained without any exchange, and {to.name} trains one; "
             "choose shard ddp or zero3."
         )
-    plan = replace(request.plan, engine=to.engine or "tonnage")
+    plan = replace_checked(request.plan, {"engine": to.engine or "tonnage"})
     refusal = engine_of(plan).accepts(Case(request.job, plan, request.cluster))
     if refusal is not None and not refusal.is_of_here:
         raise UsageError(str(refusal))

@@ -49,6 +49,8 @@ class FileFormat:
     """The reader of each key, by its dotted name."""
     read: Callable[[Mapping[str, Any]], Iterator[Setting]]
     """Yields what several keys say together; takes the whole file by dotted names."""
+    ignored: Callable[[Mapping[str, Any]], Iterator[str]] = lambda flat: iter(())
+    """Yields keys that have a reader and, beside what else the file says, no meaning here."""
 
 
 def number(option: str) -> KeyReader:
@@ -115,6 +117,17 @@ def read_lora_targets(value: Any) -> Mapping[str, Any]:
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise UnknownValue
     return {"lora_targets": tuple(name.strip() for name in names)}
+
+
+def only(*values: Any) -> KeyReader:
+    """Return the reader of a key that is run with these values alone, which set nothing; None counts as absent."""
+
+    def read(value: Any) -> Mapping[str, Any]:
+        if value is not None and not any(value == known and type(value) is type(known) for known in values):
+            raise UnknownValue
+        return {}
+
+    return read
 
 
 def read_together(value: Any) -> Mapping[str, Any]:

@@ -8,7 +8,6 @@ ours; what has no meaning here is listed.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from tonnage.trainers.deepspeed.read import DEEPSPEED, GLOBAL_BATCH
 from tonnage.trainers.hf_trainer.read import HF_TRAINER
 from tonnage.trainers.keys import FileFormat, UnknownValue, WrongValue
 from tonnage.trainers.llama_factory.read import LLAMA_FACTORY
+from tonnage.trainers.relevance import is_irrelevant
 from tonnage.trainers.trl.read import TRL
 from tonnage.units import pluralise
 
@@ -36,6 +36,9 @@ CHANGEABLE: Final = (
     *("tp", "pp", "cp", "ep", "allocator"),
 )
 """Options that a plan may choose without training something else, or otherwise."""
+
+RANKS: Final = "num_processes"
+"""accelerate's key of the number of ranks."""
 
 _MOST_BYTES: Final = 2**20
 
@@ -66,6 +69,17 @@ class TrainerConfig:
 
         What the file leaves out of micro-batch and accumulation follows.  Raises UnreadableFile for a contradiction.
         """
+        return self._with_batch(ranks)._with_ranks(ranks)
+
+    def _with_ranks(self, ranks: int) -> TrainerConfig:
+        """Return the same; a number of ranks in the file that is another one is not understood."""
+        stated = self.document.get(RANKS)
+        if type(stated) is not int or stated == ranks:
+            return self
+        other = f"{RANKS} = {stated}, and the plan is for {pluralise(ranks, 'GPU')}"
+        return replace(self, not_understood=(*self.not_understood, other))
+
+    def _with_batch(self, ranks: int) -> TrainerConfig:
         if self.batch is None:
             return self
         micro_batch, steps = (self.options.get(name) for name in ("micro_batch", "grad_accum"))
@@ -116,6 +130,8 @@ def _is_on(value: Any) -> bool:
 
 
 def _load(path: Path) -> dict[str, Any]:
+    if path.suffix == ".toml":
+        raise UnreadableFile(f"{path} is TOML, as torchtitan's; JSON and YAML files of other trainers are read.")
     try:
         text = read_text(path, _MOST_BYTES)
         is_json = path.suffix == ".json"
@@ -166,7 +182,7 @@ def _read_as(reader: FileFormat, document: Mapping[str, Any], path: Path) -> Tra
     for key, value in flat.items():
         read_key = reader.keys.get(key)
         if read_key is None:
-            if not _is_irrelevant(key, value):
+            if not is_irrelevant(key, value, flat):
                 not_understood.append(_shown(key, value))
             continue
         try:
@@ -178,6 +194,7 @@ def _read_as(reader: FileFormat, document: Mapping[str, Any], path: Path) -> Tra
             continue
         options |= values
         keys |= dict.fromkeys(values, key)
+    not_understood += [_shown(key, flat[key]) for key in reader.ignored(flat) if key in flat]
     silent = {}
     for setting in reader.read(flat):
         options[setting.option] = setting.value
@@ -268,21 +285,3 @@ def _shown(key: str, value: Any) -> str:
     except ValueError:  # a whole number of more than 4,300 digits, which Python refuses to write
         text = "a number of thousands of digits"
     return f"{key} = {text if len(text) <= 60 else text[:57] + '...'}"
-
-
-_IRRELEVANT: Final = re.compile(
-    "learning_rate|lr|weight_decay|warmup|scheduler|seed|output_dir|logging|save|eval|dataset|data_|datasets|"
-    "num_train_epochs|num_epochs|max_steps|wandb|report_to|template|steps_per_print|wall_clock_breakdown|"
-    "special_tokens|lora_alpha|machine_rank|main_process|main_training|rdzv|same_network|debug|"
-    "use_cpu|compute_environment|do_train|overwrite|plot_loss|hub_|push_to_hub|run_name|disable_tqdm|val_set|"
-    "betas|eps|adam_|preprocessing|dataloader_|tpu_|downcast_bf16|dynamo|logger|plugins"
-)
-"""Beginnings of keys (of their last part) that have no effect on the memory of a step."""
-
-
-def _is_irrelevant(key: str, value: Any) -> bool:
-    """Return whether a setting is off, absent, automatic, or about something else than memory."""
-    if value in (None, False, "auto", "", 0) or value == {} or value == []:
-        return True
-    last = key.rpartition(".")[2]
-    return _IRRELEVANT.match(key) is not None or _IRRELEVANT.match(last) is not None

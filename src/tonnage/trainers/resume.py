@@ -22,7 +22,7 @@ from tonnage.mesh import SHARDING
 from tonnage.trainers.accelerate.plugin import checkpoint_kind
 
 if TYPE_CHECKING:
-    from tonnage.job import Job
+    from tonnage.job import Job, SaveCheckpoint
     from tonnage.plans import Plan
     from tonnage.step.world import World
 
@@ -30,7 +30,7 @@ Run = Callable[["Job", "World", int, str], object]
 """Trains a job on a rank for so many steps, with its files in a folder."""
 
 
-def run_with_files(job: Job, world: World, steps: int, run: Run, kind: str = "full") -> object:
+def run_with_files(job: Job, world: World, steps: int, run: Run, kind: SaveCheckpoint = "full") -> object:
     """Return what `run` returns; a job that resumes finds in its folder the files of earlier runs of one step.
 
     `kind` is that of these files, as in `save_checkpoint`.  The earlier runs are of rank 0, which saves what all

@@ -9,7 +9,7 @@ from tonnage.techniques.technique import Refusal
 
 if TYPE_CHECKING:
     from tonnage.case import Case
-    from tonnage.job import Job
+    from tonnage.job import Job, SaveCheckpoint
     from tonnage.plans import Plan
     from tonnage.step.world import World
 
@@ -51,7 +51,7 @@ def refuse_resume(case: Case, who: str) -> Refusal | None:
     )
 
 
-def checkpoint_kind(job: Job, plan: Plan) -> str:
+def checkpoint_kind(job: Job, plan: Plan) -> SaveCheckpoint:
     """Return whether `full` or `sharded` files are saved and resumed from.
 
     Of what FSDP2 divides the Trainer has whole files by default, and accelerate's own plugin files of parts.

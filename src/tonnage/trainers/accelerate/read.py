@@ -15,6 +15,7 @@ from tonnage.trainers.keys import (
     UnknownValue,
     fp32_by_default,
     number,
+    only,
     read_norm,
     read_together,
     word,
@@ -82,19 +83,34 @@ def _split_words(value: Any) -> tuple[str, ...]:
     return tuple(word.upper() for word in words)
 
 
-FSDP_KEYS: Final[Mapping[str, KeyReader]] = {
-    f"fsdp_config.{prefix}{name}": read_together
-    for prefix in ("", "fsdp_")
-    for name in (
-        *("activation_checkpointing", "offload_params", "cpu_offload"),
-        *("auto_wrap_policy", "transformer_layer_cls_to_wrap", "state_dict_type", "final_state_dict_type"),
-        *("cpu_ram_efficient_loading", "sync_module_states", "use_orig_params"),
-    )
-} | {
-    f"fsdp_config.{prefix}{name}": check_version if name == "version" else _check_strategy
-    for prefix in ("", "fsdp_")
-    for name in ("version", "reshard_after_forward", "sharding_strategy")
-}
+FSDP_KEYS: Final[Mapping[str, KeyReader]] = (
+    {
+        f"fsdp_config.{prefix}{name}": read_together
+        for prefix in ("", "fsdp_")
+        for name in (
+            *("activation_checkpointing", "offload_params", "cpu_offload"),
+            *(
+                "transformer_layer_cls_to_wrap",
+                "state_dict_type",
+                "final_state_dict_type",
+                "cpu_ram_efficient_loading",
+            ),
+        )
+    }
+    | {
+        f"fsdp_config.{prefix}{name}": reader
+        for prefix in ("", "fsdp_")
+        for name, reader in {
+            "auto_wrap_policy": only("TRANSFORMER_BASED_WRAP"),
+            **dict.fromkeys(("sync_module_states", "use_orig_params"), only(True, "true")),
+        }.items()
+    }
+    | {
+        f"fsdp_config.{prefix}{name}": check_version if name == "version" else _check_strategy
+        for prefix in ("", "fsdp_")
+        for name in ("version", "reshard_after_forward", "sharding_strategy")
+    }
+)
 
 
 def read_fsdp(flat: Mapping[str, Any], prefix: str, version: int = 2) -> Iterator[Setting]:
@@ -151,6 +167,7 @@ ACCELERATE: Final = FileFormat(
         _MOVES: read_together,
         "distributed_type": word("shard", {"FSDP": "zero3", "MULTI_GPU": "ddp", "NO": "none", "DEEPSPEED": None}),
         "mixed_precision": word("precision", {"bf16": "bf16-mixed", "fp16": "fp16-mixed", "no": "fp32"}),
+        "use_cpu": only(False),
         "num_machines": read_together,
         "num_processes": read_together,
         "gradient_accumulation_steps": number("grad_accum"),

@@ -12,6 +12,7 @@ from tonnage.trainers.hf_trainer.read import BATCH_KEYS, OPTIMIZERS, read_checkp
 from tonnage.trainers.keys import (
     FileFormat,
     Setting,
+    UnknownValue,
     fraction,
     number,
     read_lora_targets,
@@ -22,6 +23,17 @@ from tonnage.trainers.keys import (
 
 _SWITCHES: Final = {"flash": "flash", "flex": "flex", "eager": "eager", "sdp": "auto"}
 """`attention` for each switch `..._attention`, which `attn_implementation` has replaced."""
+
+
+_LIGER: Final = "axolotl.integrations.liger.LigerPlugin"
+"""The plugin that takes the `liger_` keys."""
+
+
+def _check_plugins(value: Any) -> Mapping[str, Any]:
+    """Raise UnknownValue for other plugins, which may replace parts of the network or the loss."""
+    if value not in (None, [], [_LIGER]):
+        raise UnknownValue
+    return {}
 
 
 def _read(flat: Mapping[str, Any]) -> Iterator[Setting]:
@@ -46,6 +58,14 @@ def _read(flat: Mapping[str, Any]) -> Iterator[Setting]:
         yield from read_fsdp(flat, "")
 
 
+def _ignored(flat: Mapping[str, Any]) -> Iterator[str]:
+    """Yield settings of quantized weights without an adapter that has any."""
+    if flat.get("adapter") != "qlora":
+        yield from (key for key in flat if key.startswith("bnb_config_kwargs."))
+        if flat.get("load_in_4bit") is True:
+            yield "load_in_4bit"
+
+
 AXOLOTL: Final = FileFormat(
     target="axolotl",
     marks=("base_model", "sequence_len"),
@@ -63,6 +83,7 @@ AXOLOTL: Final = FileFormat(
         "lora_target_modules": read_lora_targets,
         "attn_implementation": word("attention", {its: name for name, its in ATTENTION.items()}),
         **{f"{its}_attention": word("attention", {True: name, False: None}) for its, name in _SWITCHES.items()},
+        "plugins": _check_plugins,
         "fsdp": check_fsdp,
         "fsdp_version": check_version,
         "dp_shard_size": read_together,
@@ -72,4 +93,5 @@ AXOLOTL: Final = FileFormat(
         **dict.fromkeys(("bfloat16", "pad_to_sequence_len", "tf32"), read_together),
     },
     read=_read,
+    ignored=_ignored,
 )

@@ -12,6 +12,7 @@ from tonnage.trainers.keys import (
     WrongValue,
     fp32_by_default,
     number,
+    only,
     read_norm,
     read_together,
     word,
@@ -44,10 +45,21 @@ def _read(flat: Mapping[str, Any]) -> Iterator[Setting]:
             break
     else:
         yield fp32_by_default("bf16.enabled")
-    params = {name: flat[key] for name in _ARGUMENTS if (key := f"optimizer.params.{name}") in flat}
+    params = _implementation(flat)
     for optimizer, arguments in OPTIMIZERS.items():
         if arguments == params and optimizer != "adamw":
             yield Setting(option="optimizer", value=optimizer, key="optimizer.params")
+
+
+def _implementation(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that choose the optimizer's implementation."""
+    return {name: flat[key] for name in _ARGUMENTS if (key := f"optimizer.params.{name}") in flat}
+
+
+def _ignored(flat: Mapping[str, Any]) -> Iterator[str]:
+    """Yield parameters of an implementation that is not run."""
+    if (params := _implementation(flat)) not in OPTIMIZERS.values():
+        yield from (f"optimizer.params.{name}" for name in params)
 
 
 DEEPSPEED: Final = FileFormat(
@@ -63,13 +75,11 @@ DEEPSPEED: Final = FileFormat(
         "zero_optimization.stage": read_stage,
         "zero_optimization.offload_optimizer.device": word("optimizer_offload", DEVICES),
         "zero_optimization.offload_param.device": word("param_offload", DEVICES),
-        **{
-            f"zero_optimization.{place}.{name}": read_together
-            for place in PLACES
-            for name in ("pin_memory", "nvme_path")
-        },
+        **{f"zero_optimization.{place}.pin_memory": only(True) for place in PLACES},
+        **{f"zero_optimization.{place}.nvme_path": read_together for place in PLACES},
         "optimizer.type": word("optimizer", {"AdamW": "adamw"}),
         **{f"optimizer.params.{name}": read_together for name in _ARGUMENTS},
     },
     read=_read,
+    ignored=_ignored,
 )

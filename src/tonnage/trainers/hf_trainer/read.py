@@ -94,7 +94,7 @@ BATCH_KEYS: Final[Mapping[str, KeyReader]] = {
 
 OPTIM_KEYS: Final[Mapping[str, KeyReader]] = {
     "optim": word("optimizer", OPTIMIZERS),
-    "optim_args": word("optimizer", {_MOMENTUM: None}),
+    "optim_args": word("optimizer", {_MOMENTUM: None, None: None}),
 }
 
 ARGUMENT_KEYS: Final[Mapping[str, KeyReader]] = {

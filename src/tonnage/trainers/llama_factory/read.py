@@ -37,6 +37,13 @@ def _read(flat: Mapping[str, Any]) -> Iterator[Setting]:
         yield Setting(option="loss", value="liger", key="enable_liger_kernel")
 
 
+def _ignored(flat: Mapping[str, Any]) -> Iterator[str]:
+    """Yield settings of quantized weights where none are: with all weights trained, or in another number of bits."""
+    is_quantized = flat.get("finetuning_type", "lora") == "lora" and flat.get("quantization_bit") in (4, 8)
+    if not is_quantized and flat.get("quantization_bit") is not None:
+        yield from ("quantization_bit", "quantization_type", "double_quantization")
+
+
 LLAMA_FACTORY: Final = FileFormat(
     target="llama-factory",
     marks=("model_name_or_path", "finetuning_type", "cutoff_len"),
@@ -60,4 +67,5 @@ LLAMA_FACTORY: Final = FileFormat(
         ),
     },
     read=_read,
+    ignored=_ignored,
 )

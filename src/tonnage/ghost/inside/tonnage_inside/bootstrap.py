@@ -3,7 +3,8 @@
 Environment: TONNAGE_OUT (folder for the traces), TONNAGE_STEPS (optimizer steps to run),
 TONNAGE_SOURCE, TONNAGE_ALONE (this process acts for its rank alone, see `ranks`),
 TONNAGE_COUNTED (one more step is made, whose operations are counted, see `operations`),
-TONNAGE_SETTINGS (see `script`), TONNAGE_FOLLOW (computations from small known values are known, see `integers`).
+TONNAGE_SETTINGS (see `script`), TONNAGE_FOLLOW (computations from small known values are known, see `integers`),
+TONNAGE_CATALOG (see `hub`).
 """
 
 import atexit
@@ -17,6 +18,7 @@ from tonnage_recorder.script import Script
 from tonnage_recorder.watch import Watch
 
 from . import kernels, saves, values
+from .hub import Hub
 
 IMPORT_TORCH = (
     *("transformers.modeling_utils", "transformers.masking_utils", "transformers.generation.utils"),
@@ -34,10 +36,14 @@ def install() -> None:
     script = Script()
     script.listen()
     environment = dict(os.environ)  # a script may clear its environment before it imports torch
-    after_import("torch", lambda torch: _start(torch, script, environment))
+    hub = None
+    if "TONNAGE_CATALOG" in environment:
+        hub = Hub(environment["TONNAGE_CATALOG"], Path(environment["TONNAGE_OUT"]) / "hub")
+        hub.install()
+    after_import("torch", lambda torch: _start(torch, script, environment, hub))
 
 
-def _start(torch: ModuleType, script: Script, environment: dict[str, str]) -> None:
+def _start(torch: ModuleType, script: Script, environment: dict[str, str], hub: Hub | None) -> None:
     from torch.optim import optimizer
 
     ghost = native.load()
@@ -53,9 +59,11 @@ def _start(torch: ModuleType, script: Script, environment: dict[str, str]) -> No
         ghost.log(True)
     ranks.prepare(torch, ghost)
     source = environment.get("TONNAGE_SOURCE", "ghost")
-    recorded = recording.Recording(
-        watch, environment["TONNAGE_OUT"], source, lambda: [*policy.assumed(), *watch.describe_omissions()]
-    )
+
+    def assumed() -> list[str]:
+        return [*policy.assumed(), *(hub.assumed() if hub is not None else ()), *watch.describe_omissions()]
+
+    recorded = recording.Recording(watch, environment["TONNAGE_OUT"], source, assumed)
     recorded.counts = bool(environment.get("TONNAGE_COUNTED"))
     watch.on_stop = recorded.stop
     watch.on_end = recorded.end

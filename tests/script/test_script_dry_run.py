@@ -1,0 +1,30 @@
+"""Tests of what a dry-run leaves on the terminal."""
+
+import os
+import pty
+import subprocess
+import sys
+
+END = [sys.executable, "-c", "from tonnage.script import dry_run; dry_run._end_line(); print('FITS', flush=True)"]
+
+
+def test_the_verdict_begins_a_line_of_its_own_on_a_terminal():
+    ours, theirs = pty.openpty()
+    os.write(theirs, b" 50%|#####     | 1/2")
+    subprocess.run(END, stdout=theirs, stderr=theirs, check=True)
+    os.close(theirs)
+    assert os.read(ours, 1000).split(b"\r\n") == [b" 50%|#####     | 1/2", b"FITS", b""]
+    os.close(ours)
+
+
+def test_the_verdict_begins_a_line_of_its_own_in_a_file_with_everything(tmp_path):
+    with (tmp_path / "log").open("w") as log:
+        log.write("1/2")
+        log.flush()
+        subprocess.run(END, stdout=log, stderr=log, check=True)
+    assert (tmp_path / "log").read_text() == "1/2\nFITS\n"
+
+
+def test_nothing_is_added_where_the_verdict_goes_elsewhere():
+    ended = subprocess.run(END, capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("FITS\n", "")
