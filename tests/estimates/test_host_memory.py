@@ -21,6 +21,7 @@ from tonnage.estimates.host_memory import (
     peak_of,
     split_by_category,
 )
+from tonnage.estimates.summary import combine
 from tonnage.job import Job
 from tonnage.plans import Plan
 from tonnage.recorder.tonnage_recorder.layout import FIELDS, KERNEL_KINDS, RECORD
@@ -223,11 +224,8 @@ def test_a_machine_is_judged_by_what_all_its_ranks_offload(worker):
     job = Job(model=resolve("smollm2-135m", offline=True), seq_len=256)
     plan = Plan(shard="zero3", param_offload="cpu")
 
-    def judge(gpu: str, host_bytes: int) -> Estimate:
-        cluster = parse_cluster(gpu, host_memory_bytes=host_bytes)
-        return predict.estimate(Case(job, plan, cluster), worker=worker).estimate
-
-    roomy, tight = judge("4xa100-40gb", 64 * GIB), judge("4xa100-40gb", GIB)
+    roomy = predict.estimate(Case(job, plan, parse_cluster("4xa100-40gb")), worker=worker).estimate
+    tight = combine([roomy], parse_cluster("4xa100-40gb", host_memory_bytes=GIB))
     assert (roomy.fits, tight.fits, tight.fits_card) == (True, False, True)
     assert tight.host.machine_bytes == roomy.host.machine_bytes
     held = roomy.host.by_category
