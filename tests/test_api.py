@@ -10,14 +10,16 @@ import pytest
 
 import tonnage
 from estimates import fitting
+from tonnage import api
 from tonnage.case import Options, SearchOptions
 from tonnage.catalog.configurations import resolve
 from tonnage.catalog.devices import find_device
 from tonnage.errors import UnknownDevice, UsageError
-from tonnage.estimates import predict
+from tonnage.estimates import predict, sources
 from tonnage.estimates.summary import Run
 from tonnage.job import Job, Method, Words
 from tonnage.options import is_accepted, options
+from tonnage.planner import limits
 from tonnage.planner.solution import Candidate, Choice, Solution
 from tonnage.plans import Plan
 from tonnage.report.terminal import render
@@ -188,6 +190,11 @@ def test_literals_are_the_accepted_words(kind: type) -> None:
         if option.kind == "word":
             plain = tuple(word for word in option.possible if is_accepted(word, option.possible))
             assert literal_words(get_type_hints(kind)[item.name]) == plain
+
+
+def test_other_words_of_python_are_those_that_are_accepted() -> None:
+    assert get_args(api.Find) == limits.FINDS
+    assert set(get_args(api.Source)) == set(sources.SOURCES)
 
 
 def literal_words(hint: Any) -> tuple[str, ...]:
