@@ -70,7 +70,9 @@ def export(
 
     target = targets.find_target(to)
     file = plan_file.read(plan)
-    cluster = parse_cluster(file.gpu, gpus=None, gpu_memory_bytes=file.gpu_memory_bytes)
+    cluster = parse_cluster(
+        file.gpu, gpu_memory_bytes=file.gpu_memory_bytes, host_memory_bytes=file.host_memory_bytes
+    )
     case = cases.make_case(file.model, cluster, file.options, stated={}, offline=offline)
     folder = out if out is not None else Path(to)
     _check_folder(folder, (File(name=exporting.FILE, text=""),), force)  # before what takes seconds

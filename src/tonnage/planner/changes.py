@@ -91,8 +91,10 @@ class FileComparison:
                 format_gib(self.estimate.peak.process_bytes),
                 format_gib(self.estimate.cluster["capacity_bytes"]),
             )
-            if self.estimate.fits:
+            if self.estimate.fits_card:
                 yield f"The {self.given.target} file as it is fits: {peak} of {capacity} on each GPU."
+                if not self.estimate.host.fits:
+                    yield f"  {self.estimate.verdict()}."
             else:  # the peak is that before the allocation that failed
                 yield f"The {self.given.target} file as it is does not fit: it needs more than {peak} of {capacity}."
         else:

@@ -238,7 +238,7 @@ class Search:
                 self.refusals.add_failure(priced, answer)
                 continue
             peak = answer.peak.process_bytes
-            self.pool.expectation.add_whole_run(priced, peak if answer.fits else max(peak, capacity))
+            self.pool.expectation.add_whole_run(priced, peak if answer.fits_card else max(peak, capacity))
             if fits(answer, self.question):
                 fitting.append(Fitting(priced, answer))
                 self.progress(f"fits: {describe(priced.candidate)}")
@@ -247,7 +247,7 @@ class Search:
                 self.refusals.add(describe(priced.candidate), why)
             else:
                 self.refusals.add_too_large(
-                    priced, format_gib(peak) if answer.fits else f"more than {format_gib(capacity)}"
+                    priced, format_gib(peak) if answer.fits_card else f"more than {format_gib(capacity)}"
                 )
         return fitting
 

@@ -86,6 +86,8 @@ def _verdict(estimate: Estimate) -> Table:
     rows.add_row("", text(f"{wording.subject(estimate)} on {wording.card(estimate)}"))
     if choices := wording.choices(estimate):
         rows.add_row("", text(choices))
+    if host := wording.host_verdict(estimate):
+        rows.add_row("", text(host, "" if estimate.host.fits else "bold"))
     return rows
 
 
