@@ -121,6 +121,14 @@ def test_another_plan_is_written_where_the_nearest_settings_do_not_fit(runs: Run
     assert not question.is_open("precision")
 
 
+def test_it_is_said_where_the_host_has_too_little(runs: Runs) -> None:
+    made = estimate_of(1.0)
+    runs.by_engine["hf-trainer"] = made.with_host(made.host.with_machine(600 * GIB, {}, 512 * GIB))
+    runs.solution = none("too_large")
+    checked = prepare(case_of(**SELECTIVE)).checked
+    assert "do not fit: they need 600.00 GiB of host memory, and a machine has 512.00 GiB, and no plan" in checked
+
+
 def test_a_search_keeps_to_what_the_target_can_express(runs: Runs) -> None:
     """The engine of torchrun's plans does more than its script."""
     runs.by_engine["tonnage"] = estimate_of(1.0, fits=False)

@@ -146,9 +146,9 @@ def _estimate(case: Case, what: str, progress: Progress) -> tuple[Estimate | Non
     progress(f"estimating {what}")
     try:
         estimate = predict.answer(case, progress=progress).estimate
-        if not estimate.fits:
+        if not estimate.fits_card:
             whole = predict.answer(replace(case, cluster=roomy(case.cluster)), progress=progress).estimate
-            estimate = replace(estimate, needed=whole.peak if whole.fits else None)
+            estimate = replace(estimate, needed=whole.peak if whole.fits_card else None)
         return estimate, ""
     except GhostUnavailable:
         raise
@@ -283,7 +283,13 @@ def _finish(prepared: Prepared, case: Case, model: str, remark: str = "") -> Pre
     candidate = Candidate(job=export.job, plan=replace_checked(export.plan, {"engine": prepared.engine}))
     choice = Choice(name=f"for {export.target}", candidate=candidate, estimate=estimate)
     gpu, gpu_memory_bytes = spell_cluster(case.cluster)
-    text = plan_file.text(choice, gpu=gpu, gpu_memory_bytes=gpu_memory_bytes, model=plan_file.found_anywhere(model))
+    text = plan_file.text(
+        choice,
+        gpu=gpu,
+        gpu_memory_bytes=gpu_memory_bytes,
+        host_memory_bytes=case.cluster.host_memory_bytes,
+        model=plan_file.found_anywhere(model),
+    )
     sentences = [f"Under engine {prepared.engine}: {_describe(estimate)}."]
     if planned is not None and (planned.job, planned.plan) != (estimate.job, estimate.plan):
         sentences.append(f"The plan, under engine {case.plan.engine}: {_describe(planned)}.")
@@ -321,7 +327,10 @@ def _describe(estimate: Estimate) -> str:
 
 
 def _describe_need(estimate: Estimate) -> str:
-    """Return the peak of all steps beside the card's memory."""
+    """Return the peak of all steps beside the card's memory, or that of the host beside a machine's."""
+    host = estimate.host
+    if not estimate.fits and estimate.fits_card and host.machine_bytes is not None and host.limit_bytes is not None:
+        return f"{format_gib(host.machine_bytes)} of host memory, and a machine has {format_gib(host.limit_bytes)}"
     peak, capacity = estimate.peak.process_bytes, format_gib(estimate.cluster["capacity_bytes"])
     if estimate.fits or estimate.needed_bytes is not None:
         return f"{format_gib(estimate.needed_bytes or peak)} of {capacity}"
