@@ -99,6 +99,17 @@ def test_the_command_line_names_the_right_word(command: str, typed: str, right: 
     assert "image-size" not in error
 
 
+@pytest.mark.parametrize("command", [["plan", "gpt2", "--gpu", "t4"], ["dry-run", "--gpu", "t4"]])
+def test_plans_and_scripts_say_why_they_have_no_source(command: list[str], capsys: Any):
+    assert main.run([*command, "--source", "meta", "--", "true"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "on a ghost GPU alone" in error
+    assert "tonnage estimate MODEL --source meta" in error
+    with pytest.raises(UsageError, match="on a ghost GPU alone"):
+        package.plan("gpt2", gpu="t4", source="meta", offline=True)
+
+
 @pytest.mark.parametrize("option", ["--batch-size", "--seq-len", "--lr"])
 def test_a_scripts_own_options_belong_behind_the_dashes(option: str, capsys: Any):
     assert main.run(["dry-run", "--gpu", "t4", option, "2", "--", "true"]) == 2

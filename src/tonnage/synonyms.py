@@ -345,6 +345,13 @@ VALUES: Final[Mapping[tuple[str, str], Synonym]] = {
 """tonnage's values by option and another program's word, in lower case with dashes."""
 
 
+NO_SOURCE: Final = (
+    "A search and a script run on a ghost GPU alone: meta takes some ten seconds for each of a search's candidates, "
+    "and fake tensors cannot run a script's own CUDA code. For one plan: tonnage estimate MODEL --source meta."
+)
+"""Why plans and dry-runs have no option `source`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class OtherCards:
     """Cards of one maker that tonnage does not know."""

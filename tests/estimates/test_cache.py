@@ -183,3 +183,21 @@ def test_fresh_runs_again() -> None:
     for fresh in (False, True, False):
         predict.estimate(Case(JOB, Plan(), CARD), worker=worker, fresh=fresh)
     assert worker.runs == 2
+
+
+def test_metas_answers_are_kept_although_torch_sets_its_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing torch's compiler names the folder of its kernels in the environment."""
+    runs = []
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+
+    def run(case: Case, **options: Any) -> Trace:
+        runs.append(case)
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/torchinductor")
+        return replace(TRACE, source="meta")
+
+    monkeypatch.setattr("tonnage.meta.step.run", run)
+    for _ in range(2):
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        again = predict.estimate(Case(JOB, Plan(), CARD), source="meta")
+    assert len(runs) == 1
+    assert "earlier run" in again.estimate.coverage.run[-1]

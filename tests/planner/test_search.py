@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from solutions import FormulaRunner, need_bytes, possible, question
+from solutions import FormulaRunner, need_bytes, possible, question, without_host_limit
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.planner.alternatives import DIFFERENT, difference
 from tonnage.planner.candidate_pool import SMALL, CandidatePool
@@ -361,7 +361,7 @@ def test_broken_dimension_is_tried_once():
 
 
 def test_nearest_plan_can_be_run():
-    solution = search(question("llama-3.1-70b", "8xl4"), Failing(uncut), explain=False)
+    solution = search(without_host_limit(question("llama-3.1-70b", "8xl4")), Failing(uncut), explain=False)
     assert solution.status == "too_large"
     assert solution.nearest is not None
     assert solution.nearest.candidate.plan.tp == 1

@@ -25,6 +25,7 @@ from tonnage.trainers.engine import Engine
 from tonnage.trainers.hf_trainer import run as hf_trainer
 from tonnage.trainers.megatron import network as megatron_network
 from tonnage.trainers.megatron import run as megatron
+from tonnage.trainers.not_run import find_not_run
 
 TRAINERS = [engine for engine in ENGINES if engine.name != "tonnage"]
 ONE = parse_cluster("a100-80gb")
@@ -83,7 +84,9 @@ def test_whatever_it_does_not_list_is_refused(trainer: Engine) -> None:
             if known == engine.ANY or value in known or not is_accepted(value, option.possible):  # a pattern
                 continue
             said = refused(trainer, dataclasses.replace(plan_for(trainer), **{item.name: value}))
-            assert f"{item.name.replace('_', '-')}={value}: the engine {trainer.name} has no setting" in said
+            setting = find_not_run(trainer.name, item.name, value)
+            why = f"tonnage does not run that ({setting})" if setting else f"the engine {trainer.name} has no setting"
+            assert f"{item.name.replace('_', '-')}={value}: {why}" in said
             tried += 1
     assert tried > 5
 
@@ -242,7 +245,9 @@ def test_sft_refuses_other_networks_by_its_own_name(monkeypatch: pytest.MonkeyPa
     ("method", "plan", "said"),
     [
         ("full", {"precision": "bf16-mixed"}, "choose precision bf16-true or fp32"),
-        ("lora", {"precision": "bf16-true"}, "choose precision bf16-mixed or fp32"),
+        ("full", {"precision": "fp16-mixed"}, "choose precision fp32, or method lora"),
+        ("lora", {"precision": "bf16-true"}, "choose precision bf16-mixed, fp16-mixed or fp32"),
+        ("lora", {"precision": "fp16-mixed"}, ""),
         ("lora", {}, ""),
         ("full", {"precision": "fp32"}, ""),
     ],

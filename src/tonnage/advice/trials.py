@@ -122,7 +122,7 @@ def run_without_limit(
 ) -> Estimate | None:
     """Return the estimate of a case on cards without a limit; None if it cannot be run there either."""
     (answer,) = runner.run_all([Trial(replace(case, cluster=roomy(case.cluster)), rank, steps)])
-    return answer if isinstance(answer, Estimate) and answer.fits else None
+    return answer if isinstance(answer, Estimate) and answer.fits_card else None
 
 
 class Trials:
@@ -259,10 +259,11 @@ class Trials:
         answers = self._runner.run_all([self._trial(replace(case, cluster=roomy(case.cluster))) for case in cases])
         tight: list[Tried] = []
         for (change, case), answer in zip(changes, answers, strict=True):
-            if not isinstance(answer, Estimate) or not answer.fits:
+            if not isinstance(answer, Estimate) or not answer.fits_card:
                 continue
             capacity = case.cluster.device.capacity_bytes
-            tried = Tried(change=change, case=case, estimate=answer, fits=self._is_within(answer.peak, capacity))
+            fits = self._is_within(answer.peak, capacity) and answer.host.fits
+            tried = Tried(change=change, case=case, estimate=answer, fits=fits)
             if not tried.fits and tried.held_bytes <= capacity and not self._with_room:
                 tight.append(tried)
             else:

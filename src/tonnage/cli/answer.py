@@ -85,15 +85,15 @@ def deliver(
     and returns the estimate with advice: the verdict is printed before.  Standard output is written before files, so
     that a full disk does not lose the answer.
     """
-    from tonnage.report.terminal import render, render_advice
+    from tonnage.report.terminal import render, render_advice, render_suggestions
 
     view: dict[str, Any] = {"width": width(), "colour": colour(), "unicode": unicode()}
     if not wanted.json:
-        emit(render(estimate, **view))
+        emit(render(estimate, **view, suggests=complete is None))
     if complete is not None:
         estimate = complete()
         if not wanted.json:
-            emit(render_advice(estimate, **view))
+            emit("\n" + (render_advice(estimate, **view) or render_suggestions(estimate, **view)))
     if wanted.json:
         print_json(estimate.to_json())
     if wanted.save is not None:

@@ -14,6 +14,7 @@ from tonnage.cli.options import (
     GpuMemory,
     Gpus,
     Here,
+    HostMemory,
     Html,
     Json,
     ModelOrNone,
@@ -40,6 +41,7 @@ def estimate(
     here: Here = False,
     gpus: Gpus = None,
     gpu_memory: GpuMemory = None,
+    host_memory: HostMemory = None,
     rank: Annotated[
         int | None,
         typer.Option(
@@ -112,10 +114,11 @@ def estimate(
         model = file.network(model)
         if gpu is None and not here:  # the file's memory belongs to the file's GPU
             gpu, gpu_memory = file.gpu, gpu_memory or file.gpu_memory_bytes
+            host_memory = host_memory or file.host_memory_bytes
         options = file.under(options)
     if model is None:
         raise UsageError("No MODEL was given; name one (`tonnage models` lists them), or give a --plan FILE.")
-    cluster = parse_cluster_options(gpu, gpus, gpu_memory, here)
+    cluster = parse_cluster_options(gpu, gpus, gpu_memory, here, host_memory=host_memory)
     wanted.check_card(cluster.device.id)
     say: Callable[[str], None]
     with progress() as say:

@@ -12,7 +12,7 @@ import typer
 
 from tonnage.cli import cache, devices, dry_run, estimate, export, formats, models, plan, report
 from tonnage.errors import TonnageError
-from tonnage.synonyms import find_option, is_without_effect
+from tonnage.synonyms import NO_SOURCE, find_option, is_without_effect
 
 INTERRUPTED = 130
 USAGE = 2
@@ -114,6 +114,8 @@ def _other_word_message(error: Exception) -> str | None:
     name, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
     if not isinstance(name, str) or context is None or not hasattr(error, "possibilities"):
         return None
+    if name == "--source":
+        return f"No such option: {name}. {NO_SOURCE}"
     own = {option for parameter in context.command.params for option in parameter.opts}
     known, is_script = find_option(name), "--timeout" in own and "--seq-len" not in own
     if known is not None and (known.option == "MODEL" or f"--{known.option}" in own) and not is_script:

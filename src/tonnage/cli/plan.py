@@ -150,18 +150,15 @@ def plan(
     )
     check_outputs(save, html)
     check_replaceable(save, html, force=force)
-    cluster = parse_cluster_options(
-        gpu if here else initial_card(find, gpu), gpus, gpu_memory, here, model_or_command
-    )
+    card = gpu if here else initial_card(find, gpu)
+    cluster = parse_cluster_options(card, gpus, gpu_memory, here, model_or_command, host_memory=host_memory)
     limits: dict[str, Any] = {
         **{"only": words(only), "without": words(without), "allow": words(allow)},
         "headroom": headroom / 100,
     }
     if _is_command(model_or_command):
-        _refuse_for_script(
-            {"find": find, "from": settings, "save": save, "pareto": pareto, "host-memory": host_memory}
-            | {"tokens": tokens, "samples": samples, "price": price}
-        )
+        refused = {"tokens": tokens, "samples": samples, "price": price}
+        _refuse_for_script({"find": find, "from": settings, "save": save, "pareto": pareto, **refused})
         from tonnage.script.advice import Asked
 
         asked = Asked(
@@ -176,11 +173,6 @@ def plan(
     if timeout is not None:
         raise UsageError(f"--timeout {timeout} is for a script: it limits each run of it. {_LEAVE_OUT}")
     check_cards(find, cluster, gpu=gpu, gpus=gpus, gpu_memory=gpu_memory, here=here)
-    if here and host_memory is None:
-        from tonnage.catalog import machine
-
-        host_memory = machine.memory_bytes()
-    limits["host_memory_bytes"] = host_memory
     how = {"top": top, "pareto": pareto, "torch_version": torch}
     return _plan_model(model_or_command[0], cluster, options, limits, settings, find, how, outputs, offline=offline)
 
@@ -222,7 +214,8 @@ class _Outputs:
         if self.save is not None and not solution.plans:
             print(f"did not write {self.save}: there is no plan to save", file=sys.stderr)
         elif self.save is not None:
-            gpus = {name: solution.question[name] for name in ("gpu", "gpu_memory_bytes")}  # with --find, the answer
+            names = ("gpu", "gpu_memory_bytes", "host_memory_bytes")  # with --find, the answer
+            gpus: dict[str, Any] = {name: solution.question.get(name) for name in names}
             model = plan_file.found_anywhere(model)
             write_text(self.save, plan_file.text(solution.plans[0], **gpus, model=model))
             answer.say_written(self.save)
@@ -260,8 +253,8 @@ def _plan_model(
         solution = ask.answer(question, find, **how, progress=say)
         cluster = question.cluster
         if find is not None:  # the GPUs may be the answer
-            name, memory_bytes = (solution.question[key] for key in ("gpu", "gpu_memory_bytes"))
-            cluster = parse_cluster(name, gpu_memory_bytes=memory_bytes)
+            name, *memory = map(solution.question.get, ("gpu", "gpu_memory_bytes", "host_memory_bytes"))
+            cluster = parse_cluster(name, gpu_memory_bytes=memory[0], host_memory_bytes=memory[1])
         if settings is not None:
             from tonnage.planner.changes import beside
 

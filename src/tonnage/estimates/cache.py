@@ -57,6 +57,8 @@ _ENVIRONMENT_PREFIXES: Final = (
     *("PYTHON", "PYTORCH_", "TORCH", "TRANSFORMERS_", "TRITON_", "USE_"),
 )
 """Prefixes of environment variables that change what a program allocates, or which code it runs."""
+_FOLDER_VARIABLES: Final = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""Variables that name folders of compiled kernels; torch sets the first one itself when it is imported."""
 _IGNORED_FIELDS: Final = ("_name_or_path", "transformers_version")
 """Configuration fields that do not affect the network."""
 
@@ -77,7 +79,11 @@ def key(request: Mapping[str, Any], torch_version: str | None = None) -> str | N
         "python": [sys.version, platform.machine()],
         "distributions": installed,
         "torch": [torch_version, *_torch_builds(torch_version, folders)],
-        "environment": {name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT_PREFIXES)},
+        "environment": {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(_ENVIRONMENT_PREFIXES) and name not in _FOLDER_VARIABLES
+        },
         "tonnage": _own_content(),
     }
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

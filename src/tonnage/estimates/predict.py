@@ -12,6 +12,7 @@ from tonnage.cluster import CPU
 from tonnage.errors import UsageError
 from tonnage.estimates.assumptions import list_assumptions
 from tonnage.estimates.ddp_buckets import with_buckets
+from tonnage.estimates.host_memory import loaded_bytes
 from tonnage.estimates.sources import Options, open_source
 from tonnage.estimates.step_time import with_time
 from tonnage.estimates.summary import Run, summarise
@@ -110,6 +111,7 @@ def _sum_up(traces: list[Trace], case: Case, steps: int) -> Run:
         },
         job=job,
         plan=asdict(case.plan),
+        loading_bytes=loaded_bytes(case, max((trace.model.get("parameters") or 0 for trace in traces), default=0)),
     )
     summary = run.estimate
     assumed = (*summary.coverage.assumed, *list_assumptions(case))

@@ -29,7 +29,7 @@ def with_time(run: Run, case: Case, seen: Sequence[StepOperations] = ()) -> Run:
     counted.
     """
     estimate = run.estimate
-    if not estimate.fits:
+    if not estimate.fits_card:
         return run
     timed_estimate = (
         add_counted_time(estimate, seen, case.cluster, case.job, case.plan) if seen else add_time(estimate, case)

@@ -39,14 +39,14 @@ def trace_path(choice: Choice, question: Question, runner: TrialRunner) -> tuple
     for (change, _), probed, run in zip(stages, needs, runs, strict=True):
         if not isinstance(probed, Need):
             continue
-        need = need_of(run) if run is not None and run.fits else probed
+        need = need_of(run) if run is not None and run.fits_card else probed
         path.append(
             Stage(
                 change=change,
                 process_bytes=need.process_bytes,
                 by_category=need.by_category,
                 whole=need.whole,
-                fits=need.process_bytes <= question.budget_bytes and (run is None or run.fits),
+                fits=need.process_bytes <= question.budget_bytes and (run is None or run.fits_card),
             )
         )
     return tuple(path)

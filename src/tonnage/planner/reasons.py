@@ -130,9 +130,9 @@ def measure_ablations(choice: Choice, question: Question, runner: TrialRunner) -
         need = _need_of_run(next(runs)) if ablation.repeats_requests else next(needs)
         need = runner.find_failure(ablation.candidate, cluster) or need
         saved, run = None, runner.find_estimate(ablation.candidate, cluster)
-        if run is not None and run.fits:  # more exact than a probe
+        if run is not None and run.fits_card:  # more exact than a probe
             need = need_of(run)
-        if isinstance(need, Need) and ((run is not None and run.fits) or ablation.repeats_requests):
+        if isinstance(need, Need) and ((run is not None and run.fits_card) or ablation.repeats_requests):
             saved = need.process_bytes - choice.estimate.peak.process_bytes
         elif isinstance(own_need, Need) and isinstance(need, Need):
             saved = need.process_bytes - own_need.process_bytes
@@ -237,8 +237,10 @@ def _make_reason(measured: Measured, choice: Choice, question: Question) -> Reas
     else:
         needed, capacity = need.process_bytes, question.cluster.device.capacity_bytes
         shown = format_gib(needed) if need.whole else f"~{format_gib(needed)}"
-        if run is not None and not run.fits:
+        if run is not None and not run.fits_card:
             shown = f"more than {format_gib(capacity)}"
+        elif run is not None and not run.host.fits:
+            shown = f"{format_gib(run.host.machine_bytes or 0)} of host memory on each machine"
         fits = measured.may_fit(question)
         is_tight = capacity - needed < LEAST_FREE
         verdict = (

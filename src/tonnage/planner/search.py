@@ -253,8 +253,8 @@ class Search:
                 self.refusals.add_failure(priced, answer)
                 continue
             peak = answer.peak.process_bytes
-            self.pool.expectation.add_whole_run(priced, peak if answer.fits else max(peak, capacity))
-            if answer.fits and peak > capacity:
+            self.pool.expectation.add_whole_run(priced, peak if answer.fits_card else max(peak, capacity))
+            if answer.fits_card and peak > capacity:
                 self.near.append(priced)
             if fits(answer, self.question):
                 fitting.append(Fitting(priced, answer))
@@ -263,7 +263,7 @@ class Search:
                 why = explain_host_limit(host_bytes(answer), self.question)
                 self.refusals.add(describe(priced.candidate), why)
             else:
-                need = self._describe_need(peak) if answer.fits else f"more than {format_gib(capacity)}"
+                need = self._describe_need(peak) if answer.fits_card else f"more than {format_gib(capacity)}"
                 self.refusals.add_too_large(priced, need)
         return fitting
 

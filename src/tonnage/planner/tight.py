@@ -11,7 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from tonnage.estimates.estimate import Estimate
-from tonnage.planner.fit import LEAST_FREE, Fitting, fits, fits_host, host_bytes
+from tonnage.planner.fit import LEAST_FREE, Fitting, fits
 
 if TYPE_CHECKING:
     from tonnage.planner.pricing import Priced
@@ -35,7 +35,7 @@ def find_barely_fitting(search: Search) -> Fitting | None:
     candidates = [one for one in {**dict.fromkeys(search.near), **dict.fromkeys(expected)} if _seconds(one) < limit]
     for priced in sorted(candidates, key=lambda one: (_seconds(one), one not in known))[:_MOST_RUNS]:
         run = _run(search, priced)
-        if run is not None and run.fits and fits_host(host_bytes(run), search.question):
+        if run is not None and run.fits:
             return Fitting(priced, run)
     return None
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self, TypeAlias
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, TonnageError, UnreadableModel, UsageError
 from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.summary import combine
 from tonnage.ghost.process import any_libraries
 from tonnage.planner.probe import Need, Probe, extrapolate, need_of
 from tonnage.planner.scheduler import Scheduler, Task
@@ -112,22 +113,25 @@ class TrialRunner:
         Where ranks differ, the one that is likely to need most is run first.  The others are only run if it needs no
         more than `budget_bytes` (default: the card).
         """
-        firsts = [self._scheduler.submit(run_of_fullest_rank(candidate, cluster)) for candidate in candidates]
+        cards = _without_host(cluster)
+        firsts = [self._scheduler.submit(run_of_fullest_rank(candidate, cards)) for candidate in candidates]
         others: list[list[Future[Answer]]] = []
         for candidate, first in zip(candidates, firsts, strict=True):
             fits = _is_within(first.result(), budget_bytes)
-            runs = runs_of_other_ranks(candidate, cluster) if fits else []
+            runs = runs_of_other_ranks(candidate, cards) if fits else []
             others.append([self._scheduler.submit(run) for run in runs])
         answers = [[rank.result() for rank in (first, *rest)] for first, rest in zip(firsts, others, strict=True)]
-        return [_pick_worst_rank(_check_readable(ranks)) for ranks in answers]
+        return [_pick_worst_rank(_check_readable(ranks), cluster) for ranks in answers]
 
     def find_estimate(self, candidate: Candidate, cluster: Cluster) -> Estimate | None:
         """Return the estimate of an earlier whole run; None if there was none, or it failed."""
-        first = self._scheduler.find(run_of_fullest_rank(candidate, cluster))
+        cards = _without_host(cluster)
+        first = self._scheduler.find(run_of_fullest_rank(candidate, cards))
         if first is None:
             return None
-        others = map(self._scheduler.find, runs_of_other_ranks(candidate, cluster))
-        answer = _pick_worst_rank([first.result(), *(other.result() for other in others if other is not None)])
+        others = map(self._scheduler.find, runs_of_other_ranks(candidate, cards))
+        ranks = [first.result(), *(other.result() for other in others if other is not None)]
+        answer = _pick_worst_rank(ranks, cluster)
         return answer if isinstance(answer, Estimate) else None
 
     def find_failure(self, candidate: Candidate, cluster: Cluster) -> Failure | None:
@@ -216,20 +220,24 @@ class TrialRunner:
 
 
 def _is_within(answer: Answer, budget_bytes: int | None) -> bool:
-    if not isinstance(answer, Estimate) or not answer.fits:
+    if not isinstance(answer, Estimate) or not answer.fits_card:
         return False
     return budget_bytes is None or answer.peak.process_bytes <= budget_bytes
 
 
-def _pick_worst_rank(ranks: Sequence[Answer]) -> Estimate | Failure:
+def _without_host(cluster: Cluster) -> Cluster:
+    """Return the cluster without a stated host memory, which changes no run: only the verdict on it."""
+    return replace(cluster, host_memory_bytes=None)
+
+
+def _pick_worst_rank(ranks: Sequence[Answer], cluster: Cluster) -> Estimate | Failure:
     """Return the estimate of the rank that needs most, with the others listed; or why one could not be run."""
     estimates = [answer for answer in ranks if isinstance(answer, Estimate)]
     for answer in ranks:
         if isinstance(answer, UsageError | CannotEstimate):
             return answer
-    worst = max(estimates, key=lambda estimate: (not estimate.fits, estimate.peak.process_bytes))
-    listed = sorted((rank for estimate in estimates for rank in estimate.ranks), key=lambda rank: rank["rank"])
-    return replace(worst, ranks=tuple(listed))
+    ordered = sorted(estimates, key=lambda estimate: (estimate.fits_card, -estimate.peak.process_bytes))
+    return combine(ordered, cluster)
 
 
 def _check_readable(answers: Sequence[Answer]) -> Sequence[Answer]:

@@ -38,7 +38,7 @@ def suggest(estimate: Estimate) -> list[Suggestion]:
     The bytes are upper limits: a new estimate has to confirm them.  Suggestions with fewer bytes than the request
     that failed are omitted.
     """
-    if estimate.fits:
+    if estimate.fits_card:
         return []
     expandable = _suggest_expandable_segments(estimate)
     least = _parse_shortage(estimate).asked_bytes or shown_peak(estimate).process_bytes // 100

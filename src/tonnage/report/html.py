@@ -60,6 +60,9 @@ def _verdict(estimate: Estimate) -> str:
     kind = "full" if not estimate.fits else "tight" if estimate.is_tight else "fits"
     question = f"{wording.subject(estimate)} on {wording.card(estimate)}"
     notes = "".join(f"<p>Note: {text(note)}</p>" for note in estimate.notes)
+    if host := wording.host_verdict(estimate):
+        kind_of_host = "fits" if estimate.host.fits else "full"
+        notes = f'<p class="{kind_of_host}">{text(host)}</p>{notes}'
     return (
         f'<p class="answer"><span class="{kind}">{wording.headline(estimate)}</span> {text(wording.need(estimate))}'
         f'</p>\n<p>{text(question)}</p>\n<p class="quiet">{text(wording.choices(estimate))}</p>{notes}'

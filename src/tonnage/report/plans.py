@@ -11,13 +11,12 @@ from rich.text import Text
 from tonnage.estimates.training import describe_training
 from tonnage.options import spell_option
 from tonnage.planner.describe import describe
-from tonnage.planner.search_space import OFFLOADS
 from tonnage.planner.solution import Choice, Nearest, Offer, Point, Remedy, Solution, Stage
 from tonnage.planner.trial_run import count_micro_batches
 from tonnage.planner.unpriced import RANKED
 from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, Canvas, Part, draw, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, LOOKS
-from tonnage.report.wording import longest_text, samples
+from tonnage.report.wording import host_verdict, longest_text, samples
 from tonnage.units import format_gib, pluralise
 
 _REFUSED_ROWS: Final = 8
@@ -80,8 +79,8 @@ def _headline(solution: Solution) -> Table:
             rows.add_row("", text(training))
         if solution.unpriced is not None:
             rows.add_row("", text(order(solution)))
-        if (held := on_host(best, question["host_memory_bytes"])) is not None:
-            rows.add_row("", text(held))
+        if (host := host_verdict(best.estimate)) is not None:
+            rows.add_row("", text(host))
     elif solution.nearest is not None:
         missing = format_gib(solution.nearest.missing_bytes)
         rows.add_row(Text(_HEADLINES["too_large"], style=BAD), text(f"{missing} missing, at least", "bold"))
@@ -112,17 +111,6 @@ def order(solution: Solution) -> str:
             f"the ghost. {solution.unpriced}"
         )
     return f"ranked without seconds: {RANKED}. {solution.unpriced}"
-
-
-def on_host(choice: Choice, memory_bytes: int | None) -> str | None:
-    """Return the host memory of a plan that uses it, and the machine's limit if given; None for other plans."""
-    plan, estimate = choice.candidate.plan, choice.estimate
-    each, ranks = estimate.host.peak_bytes, estimate.cluster["gpus_per_node"]
-    if each is None or all(getattr(plan, name) == "none" for name in OFFLOADS):
-        return None
-    of_ranks = f" ({ranks} x {format_gib(each)})" if ranks > 1 else ""
-    limit = "which --host-memory would limit" if memory_bytes is None else f"of {format_gib(memory_bytes)}"
-    return f"{format_gib(each * ranks)} of host memory on each machine{of_ranks}, {limit}"
 
 
 def _speed(choice: Choice) -> str:

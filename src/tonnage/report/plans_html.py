@@ -14,13 +14,13 @@ from tonnage.report.plans import (
     describe_point,
     facts,
     offered_peak,
-    on_host,
     order,
     rates,
     saving,
     seconds,
     why_not,
 )
+from tonnage.report.wording import host_verdict
 from tonnage.units import format_gib
 
 _WIDTH: Final = 760
@@ -103,8 +103,8 @@ def _answer(solution: Solution) -> Iterator[str]:
         if solution.unpriced is not None:
             yield f"<p>{text(order(solution))}</p>"
         yield f"<p>{format_gib(best.estimate.peak.process_bytes)} at the peak</p>"
-        if (held := on_host(best, question["host_memory_bytes"])) is not None:
-            yield f"<p>{text(held)}</p>"
+        if (host := host_verdict(best.estimate)) is not None:
+            yield f"<p>{text(host)}</p>"
     elif solution.nearest is not None:
         missing = format_gib(solution.nearest.missing_bytes)
         yield f'<p class="answer full">does not fit: {missing} missing, at least</p>'

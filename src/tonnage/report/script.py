@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.estimate import Estimate, Host
 from tonnage.planner.describe import describe
 from tonnage.planner.solution import Refused
 from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, TIGHT, Canvas, Part, draw, text, title
@@ -92,11 +92,12 @@ def _beside(advice: Advice) -> Table:
         rows.add_column(header=Text(heading, style="dim"), justify="right", no_wrap=True)
     rows.show_header = True
     rows.add_row("fits", *(_fits(run) for run in runs))
+    rows.add_row("host memory", *(Text(format_host(run.host), style="" if run.host.fits else BAD) for run in runs))
     rows.add_row("peak of the process", *(format_reached(run, run.peak.process_bytes) for run in runs))
     rows.add_row("allocated", *(format_reached(run, run.peak.allocated_bytes) for run in runs))
     free = (run.cluster["capacity_bytes"] - run.peak.process_bytes for run in runs)
     rows.add_row(
-        "free", *(format_gib(max(left, 0)) if run.fits else "-" for run, left in zip(runs, free, strict=True))
+        "free", *(format_gib(max(left, 0)) if run.fits_card else "-" for run, left in zip(runs, free, strict=True))
     )
     if any(advice.step_seconds):
         rows.add_row("a step (time model)", *(seconds(value) for value in advice.step_seconds[: len(runs)]))
@@ -105,7 +106,13 @@ def _beside(advice: Advice) -> Table:
 
 def format_reached(run: Estimate, most: int) -> str:
     """Return a peak; `>` marks the last value of a run that ended without memory."""
-    return format_gib(most) if run.fits else f"> {format_gib(most)}"
+    return format_gib(most) if run.fits_card else f"> {format_gib(most)}"
+
+
+def format_host(host: Host) -> str:
+    """Return what a machine needs of host memory, beside what it has if it does not fit."""
+    needed = "-" if host.machine_bytes is None else format_gib(host.machine_bytes)
+    return needed if host.fits else f"{needed} of {format_gib(host.limit_bytes or 0)}"
 
 
 def _fits(run: Estimate) -> Text:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from tonnage.report import html, markup
 from tonnage.report.markup import table, text
 from tonnage.report.plans import cost, saving, seconds
-from tonnage.report.script import VERDICTS, describe_verdict, format_reached, list_notes
+from tonnage.report.script import VERDICTS, describe_verdict, format_host, format_reached, list_notes
 from tonnage.script.advice import Advice
 from tonnage.script.changes import Change
 from tonnage.units import format_gib
@@ -58,12 +58,13 @@ def _beside(advice: Advice) -> str:
     runs = [advice.before] + ([advice.after.estimate] if advice.after is not None else [])
     rows = [
         ("fits", *("yes" if run.fits else "no" for run in runs)),
+        ("host memory", *(format_host(run.host) for run in runs)),
         ("peak of the process", *(text(format_reached(run, run.peak.process_bytes)) for run in runs)),
         ("allocated", *(text(format_reached(run, run.peak.allocated_bytes)) for run in runs)),
         (
             "free",
             *(
-                format_gib(max(run.cluster["capacity_bytes"] - run.peak.process_bytes, 0)) if run.fits else "-"
+                format_gib(max(run.cluster["capacity_bytes"] - run.peak.process_bytes, 0)) if run.fits_card else "-"
                 for run in runs
             ),
         ),

@@ -31,10 +31,15 @@ _EDGE: Final = "┃"
 _EDGE_LETTER: Final = "!"
 
 
-def render(estimate: Estimate, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
-    """Return the report with this width (at least 40, at most 200 columns) and a final newline."""
+def render(
+    estimate: Estimate, *, width: int = 100, colour: bool = False, unicode: bool = True, suggests: bool = True
+) -> str:
+    """Return the report with this width (at least 40, at most 200 columns) and a final newline.
+
+    `suggests` must be False if changes that were tried follow.
+    """
     canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
-    return draw(_parts(estimate, canvas), canvas) + _command(estimate)
+    return draw(_parts(estimate, canvas, suggests), canvas) + _command(estimate)
 
 
 def render_advice(estimate: Estimate, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
@@ -43,12 +48,18 @@ def render_advice(estimate: Estimate, *, width: int = 100, colour: bool = False,
     return draw(_advice(estimate, canvas), canvas) + _command(estimate) if estimate.advice else ""
 
 
+def render_suggestions(estimate: Estimate, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
+    """Return what may help by the numbers of an estimate, as `render` would; empty if there is nothing."""
+    canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
+    return draw(_suggestions(estimate), canvas) if suggest(estimate) else ""
+
+
 def _command(estimate: Estimate) -> str:
     """Return the command of the first change on a line of its own, which is not broken so that it can be pasted."""
     return f"  {estimate.advice[0].command}\n" if estimate.advice else ""
 
 
-def _parts(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Table | Padding]:
+def _parts(estimate: Estimate, canvas: Canvas, suggests: bool) -> Iterator[Text | Table | Padding]:
     yield _verdict(estimate)
     yield from _notes(estimate)
     yield from _bar(estimate, canvas)
@@ -57,7 +68,10 @@ def _parts(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Table | Paddin
     yield from _phases(estimate, canvas)
     yield from _ranks(estimate, canvas)
     yield _facts(estimate)
-    yield from _advice(estimate, canvas)
+    if estimate.advice:
+        yield from _advice(estimate, canvas)
+    elif suggests:
+        yield from _suggestions(estimate)
 
 
 # ---- the verdict -----------------------------------------------------------------------------------------------
@@ -72,6 +86,8 @@ def _verdict(estimate: Estimate) -> Table:
     rows.add_row("", text(f"{wording.subject(estimate)} on {wording.card(estimate)}"))
     if choices := wording.choices(estimate):
         rows.add_row("", text(choices))
+    if host := wording.host_verdict(estimate):
+        rows.add_row("", text(host, "" if estimate.host.fits else "bold"))
     return rows
 
 
@@ -161,7 +177,10 @@ def _out_of_memory(estimate: Estimate) -> Iterator[Text | Padding]:
         yield Padding(text(" ".join(oom.message.split())), (0, 0, 0, 2))
         for frame in wording.frames(oom.stack):
             yield Padding(text(frame, "dim"), (0, 0, 0, 4))
-    if not estimate.advice and (suggestions := suggest(estimate)):
+
+
+def _suggestions(estimate: Estimate) -> Iterator[Text | Padding]:
+    if suggestions := suggest(estimate):
         yield title(wording.ADVICE_TITLE)
         rows = Table.grid(padding=(0, 2))
         rows.add_column(no_wrap=True)
@@ -174,8 +193,6 @@ def _out_of_memory(estimate: Estimate) -> Iterator[Text | Padding]:
 
 
 def _advice(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
-    if not estimate.advice:
-        return
     yield title(wording.advice_title(estimate))
     rows = _Rows(wording.ADVICE_HEADINGS, () if _has_all_columns(canvas) else (3, 5), wrapped=True)
     for change, *cells in wording.advice_rows(estimate):

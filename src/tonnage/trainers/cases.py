@@ -17,7 +17,7 @@ from tonnage.job import Job, check_sequences, check_stated, check_tokens
 from tonnage.options import spell_option
 from tonnage.plans import Plan
 from tonnage.step.heads import check_type
-from tonnage.synonyms import find_option, is_without_effect
+from tonnage.synonyms import NO_SOURCE, find_option, is_without_effect
 from tonnage.trainers import engine_of
 from tonnage.units import pluralise
 
@@ -50,6 +50,8 @@ def make_case(
 
 def _unknown_option(name: str, possible: set[str]) -> UsageError:
     """Return the error for an option of Python that does not exist, with the one that other programs call so."""
+    if name == "source":
+        return UsageError(f"Unknown option {name!r}. {NO_SOURCE}")
     known = find_option(name)
     if known is not None:
         return UsageError(f"Unknown option {name!r}; here it is {known.in_python}.")

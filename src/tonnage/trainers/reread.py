@@ -50,7 +50,7 @@ class Checked:
         if self.unread:
             return f"not validated: {self.unread}"
         by = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        return f"read back by {by}: all {self.settings} settings are as the plan says"
+        return f"read back by {by}: all {self.settings} settings are read as they were written"
 
 
 def check(export: Export, to: Target) -> Checked:

@@ -164,7 +164,7 @@ ACCELERATE: Final = Target(
         "shard": ("none", "ddp", *SHARDING),
         "param_offload": ("none", "cpu"),
     },
-    why={**WHY, "shard=zero1": "accelerate divides by FSDP2 or DeepSpeed, not optimizer states alone"},
+    why=WHY,
     overrides=overrides,
     engine="accelerate",
     scripted=True,

@@ -46,10 +46,9 @@ WHY: Final = {
     "method": "these are overrides of a recipe for pre-training",
     "precision": "its precisions keep fp32 main weights and gradients",
     "checkpointing": "Megatron recomputes whole layers or their core attention",
-    "shard": "its optimizer's states are divided (zero1); Megatron-FSDP is another recipe",
+    "shard": "its recipes divide the optimizer's states (zero1)",
     "optimizer": "its recipes train with Adam",
     "loss": "its cross-entropy is Transformer Engine's, on all logits",
-    "ep": "the recipes of dense networks have no experts",
 }
 
 
@@ -157,6 +156,7 @@ MEGATRON_BRIDGE: Final = Target(
         "sequence_parallel": ANY,
     },
     why=WHY,
+    base_engine=lambda plan: "megatron",
     write=write,
     reread=reread,
     on_ghost=True,

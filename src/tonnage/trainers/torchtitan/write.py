@@ -83,14 +83,12 @@ LONGEST: Final = {"deepseek_v2": 16384, "deepseek_v3": 16384}
 
 WHY: Final = {
     "method": "torchtitan trains whole networks",
-    "checkpointing": "its activation checkpointing is full or selective",
+    "checkpointing": "this recipe's activation checkpointing is full or selective",
     "compile": "it compiles its blocks one by one",
     "attention": "its attention is FlexAttention or variable-length flash attention",
     "shard=zero1": "torchtitan divides by FSDP2",
     "optimizer": "its AdamW is torch's, as a loop, foreach or fused",
     "optimizer_offload": "FSDP2 moves parameters and states together: param-offload cpu",
-    "pp": "pipelines of this recipe are not tried",
-    "cp": "context parallelism of this recipe is not tried",
 }
 
 
