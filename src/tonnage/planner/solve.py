@@ -222,8 +222,9 @@ def _describe_tight(faster: Choice, best: Choice) -> str:
 def _describe_barely(choice: Choice, best: Choice | None, headroom: float) -> str:
     """Return that a plan fits only inside the headroom, and how much slower the best plan outside it is."""
     peak, capacity = choice.estimate.peak.process_bytes, choice.estimate.cluster["capacity_bytes"]
-    note = f"fits barely: {format_gib(capacity - peak)} free is less than the headroom of {headroom:.3g} of the card"
-    note += f"; --headroom {int((1 - peak / capacity) * 1000) / 1000:g} plans with it"
+    free = format_gib(capacity - peak)
+    note = f"fits barely: {free} free is less than the headroom, {100 * headroom:g} % of the card"
+    note += f"; --headroom {int((1 - peak / capacity) * 1000) / 10:g} plans with it"
     seconds = choice.estimate.time["step_seconds"]
     if best is not None and seconds and (others := best.estimate.time["step_seconds"]):
         note += f"; the headroom costs {others - seconds:.3g} s a step, {others / seconds:.2f} times as long"
