@@ -16,7 +16,7 @@ from tonnage.catalog.configurations import resolve
 from tonnage.catalog.devices import find_device
 from tonnage.errors import UnknownDevice, UsageError
 from tonnage.estimates import predict, sources
-from tonnage.estimates.summary import Run
+from tonnage.estimates.from_traces import Run
 from tonnage.job import Job, Method, Words
 from tonnage.options import is_accepted, options
 from tonnage.planner import limits

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from benchmarks.sweep.ways import Asking
 
     from tonnage.estimates.estimate import Peak
-    from tonnage.estimates.summary import Run
+    from tonnage.estimates.from_traces import Run
 
 THEIRS = (("shard", "ddp"), ("optimizer", "adamw"))
 """What trainers do where a plan has no shard, and what they call the fused AdamW."""

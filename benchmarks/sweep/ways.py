@@ -22,12 +22,12 @@ from tonnage.catalog.devices import parse_cluster, spell_cluster
 from tonnage.errors import CannotEstimate, TonnageError, UsageError
 from tonnage.estimates import archive, predict, sources
 from tonnage.estimates.estimate import CATEGORIES, Estimate
-from tonnage.estimates.summary import Run
+from tonnage.estimates.from_traces import Run
 from tonnage.options import options, replace_checked, spell_option
 from tonnage.planner import plan_file
 from tonnage.planner.solution import Candidate, Choice
 from tonnage.plans import Plan
-from tonnage.shallow.depths import choose_depths_to_continue
+from tonnage.shallow.depths import choose_assembly_depths
 from tonnage.trainers import ENGINES
 from tonnage.trainers.cases import request
 from tonnage.units import MIB
@@ -138,7 +138,7 @@ def repeated(asking: Asking, one: Case, whole: Run) -> list[str] | None:
 def continued(asking: Asking, one: Case, whole: Run) -> list[str] | None:
     """The step of a deep network from networks of a few layers."""
     made, more = predict.usual_steps(TrainingCase(one.job, one.plan, one.cluster))
-    if not more or choose_depths_to_continue(one.job, one.plan) is None:
+    if not more or choose_assembly_depths(one.job, one.plan) is None:
         return None
     found = asking.run(one, steps=made, repeated=more, few_layers=True)
     if not found.traces[0].layers:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from tonnage.errors import UsageError
 from tonnage.estimates.estimate import Estimate
-from tonnage.estimates.summary import Run
+from tonnage.estimates.from_traces import Run
 from tonnage.options import check_number, check_switch, is_number, parse_words, spell_option
 from tonnage.planner.solution import Solution
 from tonnage.plans import HEADROOM

@@ -13,6 +13,7 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import UsageError
 from tonnage.estimates import predict
 from tonnage.estimates.estimate import Estimate, Host
+from tonnage.estimates.from_traces import combine
 from tonnage.estimates.host_memory import (
     CATEGORIES,
     add_up,
@@ -21,7 +22,6 @@ from tonnage.estimates.host_memory import (
     peak_of,
     split_by_category,
 )
-from tonnage.estimates.summary import combine
 from tonnage.job import Job
 from tonnage.plans import Plan
 from tonnage.recorder.tonnage_recorder.layout import FIELDS, KERNEL_KINDS, RECORD

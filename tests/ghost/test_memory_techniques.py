@@ -9,8 +9,8 @@ import pytest
 from networks import tiny_job
 from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
+from tonnage.estimates.from_traces import Run
 from tonnage.estimates.predict import estimate
-from tonnage.estimates.summary import Run
 from tonnage.estimates.timeline import timeline
 from tonnage.job import Job
 from tonnage.model import ModelRef

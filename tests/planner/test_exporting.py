@@ -12,7 +12,7 @@ from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.estimates.estimate import Estimate
-from tonnage.estimates.summary import Run
+from tonnage.estimates.from_traces import Run
 from tonnage.planner import ask, exporting
 from tonnage.planner.solution import Candidate, Choice, Nearest, Refused, Solution
 from tonnage.trainers.cases import request

@@ -223,7 +223,7 @@ def test_accelerates_networks_generate_where_they_can(
 def test_ligers_package_is_wanted_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hf_trainer, "find_version", lambda package: None)
     monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
-    said = refused(hf_trainer.HF_TRAINER, Plan(engine="hf-trainer", loss="liger"))
+    said = refused(hf_trainer.HF_TRAINER_ENGINE, Plan(engine="hf-trainer", loss="liger"))
     assert (
         said
         == "loss=liger: the package liger-kernel is not installed; pip install liger-kernel, or choose loss plain."
@@ -270,7 +270,7 @@ def test_adapters_of_trl_have_its_own_dtype(method, plan, said, monkeypatch) -> 
     ],
 )
 def test_what_axolotl_loads_is_what_it_computes_in(method: str, plan: dict[str, str], said: str) -> None:
-    found = refused(axolotl.AXOLOTL, Plan(engine="axolotl", **plan), tiny_job(method=method))
+    found = refused(axolotl.AXOLOTL_ENGINE, Plan(engine="axolotl", **plan), tiny_job(method=method))
     assert said in found
     assert bool(found) == bool(said)
 
@@ -308,7 +308,7 @@ def test_sft_leaves_what_is_not_quantized_unless_its_user_has_it_prepared() -> N
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mixtral", "qwen3_moe", "gpt2"])
 def test_megatron_takes_networks_that_it_has_itself(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
-    assert refused(megatron.MEGATRON, Plan(engine="megatron"), tiny_job(kind)) == ""
+    assert refused(megatron.MEGATRON_ENGINE, Plan(engine="megatron"), tiny_job(kind)) == ""
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_megatron_says_what_it_has_no_layers_for(
     monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
     job = tiny_job(kind)
     job = dataclasses.replace(job, model=dataclasses.replace(job.model, config={**job.model.config, **said}))
-    assert reason in refused(megatron.MEGATRON, Plan(engine="megatron"), job)
+    assert reason in refused(megatron.MEGATRON_ENGINE, Plan(engine="megatron"), job)
 
 
 @pytest.mark.parametrize(
@@ -346,14 +346,16 @@ def test_megatrons_degrees_divide_what_there_is(
     kind: str, plan: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
-    found = refused(megatron.MEGATRON, Plan(engine="megatron", shard="zero1", **plan), tiny_job(kind), "8xa100-80gb")
+    found = refused(
+        megatron.MEGATRON_ENGINE, Plan(engine="megatron", shard="zero1", **plan), tiny_job(kind), "8xa100-80gb"
+    )
     assert reason in found
     assert bool(found) == bool(reason)
 
 
 def test_megatrons_learned_positions_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
-    said = refused(megatron.MEGATRON, Plan(engine="megatron"), tiny_job("gpt2", seq_len=65))
+    said = refused(megatron.MEGATRON_ENGINE, Plan(engine="megatron"), tiny_job("gpt2", seq_len=65))
     assert said.endswith("has a table of 64 positions; choose seq-len 64 or less.")
 
 

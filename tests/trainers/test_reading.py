@@ -17,8 +17,8 @@ from tonnage.errors import TonnageError, UnreadableFile
 from tonnage.job import Job
 from tonnage.options import options
 from tonnage.planner.candidates import list_candidates
-from tonnage.planner.changes import wordless
 from tonnage.planner.question import Question
+from tonnage.planner.settings_file import wordless
 from tonnage.plans import Plan
 from tonnage.trainers import reading, targets
 

@@ -19,7 +19,7 @@ from tonnage.case import Case
 from tonnage.cluster import CPU
 from tonnage.estimates import predict
 from tonnage.estimates.estimate import Advice, Estimate
-from tonnage.estimates.summary import Run
+from tonnage.estimates.from_traces import Run
 from tonnage.planner.trial_runner import TrialRunner
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from tonnage.case import Case
+from tonnage.catalog.optimizers import WHOLE_MOMENTS
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.estimates.estimate import Peak
@@ -30,9 +31,6 @@ SHORTEST: Final = 512
 """Tokens below which no shorter sequence is proposed."""
 
 _JOB_FIELDS: Final = frozenset(item.name for item in fields(Job))
-
-_WHOLE_MOMENTS: Final = ("adamw", "adamw-loop", "adamw-foreach", "adamw-fused", "paged-adamw")
-"""Optimizers with two moments, each as large as the gradients."""
 
 _LISTED: Final = ("adamw", "adamw-foreach")
 """Optimizers whose update makes temporaries as large as the parameters."""
@@ -179,7 +177,7 @@ def _change_optimizer(case: Case, peak: Peak) -> Iterator[Change]:
     if not plan.optimizer_in_backward and case.job.grad_accum == 1:
         limit = _held(peak, "gradient", *(("workspace",) if peak.phase == "optimizer" else ()))
         yield Change(options={"optimizer_in_backward": True}, limit_bytes=limit)
-    if plan.optimizer in _WHOLE_MOMENTS:
+    if plan.optimizer in WHOLE_MOMENTS:
         narrow = "adamw-8bit-ao" if plan.shard in SHARDING and plan.engine != "deepspeed" else "adamw-8bit"
         limit = 3 * states // 4 + (_held(peak, "workspace", "cached") if peak.phase == "optimizer" else 0)
         yield Change(options={"optimizer": narrow}, limit_bytes=limit, changes_mathematics=True)

@@ -67,7 +67,7 @@ def dry_run(
     """
     from tonnage.cli.answer import Output, deliver
     from tonnage.cli.progress import progress
-    from tonnage.script.advice import Asked
+    from tonnage.script.planning import Asked
     from tonnage.script.tries import answers
 
     wanted = Output(json=json, html=html, save=save, snapshot=snapshot)

@@ -38,9 +38,9 @@ from tonnage.plans import HEADROOM
 if TYPE_CHECKING:
     from tonnage.cluster import Cluster
     from tonnage.estimates.training import TrainingGoal
-    from tonnage.planner.changes import FileComparison
+    from tonnage.planner.settings_file import FileComparison
     from tonnage.planner.solution import Solution
-    from tonnage.script.advice import Asked
+    from tonnage.script.planning import Asked
 
 TIMEOUT_SECONDS = 900
 """Default time limit of each run of a script."""
@@ -159,7 +159,7 @@ def plan(
     if _is_command(model_or_command):
         refused = {"tokens": tokens, "samples": samples, "price": price}
         _refuse_for_script({"find": find, "from": settings, "save": save, "pareto": pareto, **refused})
-        from tonnage.script.advice import Asked
+        from tonnage.script.planning import Asked
 
         asked = Asked(
             command=model_or_command,
@@ -241,7 +241,7 @@ def _plan_model(
 
     settings, options = None, stated
     if settings_file is not None:
-        from tonnage.planner.changes import wordless
+        from tonnage.planner.settings_file import wordless
         from tonnage.trainers import reading
 
         settings = reading.read(settings_file).on(cluster.gpus)
@@ -256,7 +256,7 @@ def _plan_model(
             name, *memory = map(solution.question.get, ("gpu", "gpu_memory_bytes", "host_memory_bytes"))
             cluster = parse_cluster(name, gpu_memory_bytes=memory[0], host_memory_bytes=memory[1])
         if settings is not None:
-            from tonnage.planner.changes import beside
+            from tonnage.planner.settings_file import beside
 
             best = solution.plans[0].candidate if solution.plans else None
             torch = how["torch_version"]
@@ -311,20 +311,20 @@ def _plan_script(asked: "Asked", *, json: bool, html: Path | None) -> int:
     """Advise which settings of a script to change, write the page if one is wanted, and return the exit code."""
     from tonnage.cli import answer
     from tonnage.cli.progress import progress
-    from tonnage.script.advice import advise
+    from tonnage.script.planning import plan_script
 
     with progress(moving=False) as say:
-        advice = advise(asked, say)
+        script_plan = plan_script(asked, say)
     if json:
-        answer.print_json(advice.to_json())
+        answer.print_json(script_plan.to_json())
     else:
         from tonnage.report.script import render
 
-        answer.emit(render(advice, width=answer.width(), colour=answer.colour(), unicode=answer.unicode()))
+        answer.emit(render(script_plan, width=answer.width(), colour=answer.colour(), unicode=answer.unicode()))
     if html is not None:
         from tonnage.files import write_text
         from tonnage.report.script_html import page
 
-        write_text(html, page(advice))
+        write_text(html, page(script_plan))
         answer.say_written(html)
-    return {"found": 0, "unknown": 3}.get(advice.status, 1)
+    return {"found": 0, "unknown": 3}.get(script_plan.status, 1)

@@ -355,6 +355,22 @@ def _card(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "processes": [dict(process) for process in values["processes"]]}
 
 
+def capacity_bytes(estimate: Estimate) -> int | None:
+    """Return the capacity of one card as its driver reports it; None where unknown."""
+    return whole(estimate.cluster, "capacity_bytes") or None
+
+
+def whole(values: dict[str, Any], name: str) -> int | None:
+    """Return a number from untyped fields; None when it is absent, negative or of another type."""
+    value = values.get(name)
+    return value if type(value) is int and value >= 0 else None
+
+
+def shown_peak(estimate: Estimate) -> Peak:
+    """Return the peak to draw: of the whole step if it is known, else of what ran."""
+    return estimate.needed or estimate.peak
+
+
 def load(path: Path) -> Estimate:
     """Return the Estimate of a file written by `--save`.  Raises UnreadableFile; never executes anything."""
     try:

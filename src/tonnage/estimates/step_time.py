@@ -9,7 +9,7 @@ from tonnage.case import Case
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, UnknownNetwork
 from tonnage.estimates.estimate import Estimate
-from tonnage.estimates.summary import Run
+from tonnage.estimates.from_traces import Run
 from tonnage.job import Job
 from tonnage.mesh import make_mesh
 from tonnage.plans import Plan

@@ -21,8 +21,8 @@ from tonnage.estimates import predict
 from tonnage.estimates.estimate import Estimate
 from tonnage.options import options, replace_checked, spell_option
 from tonnage.planner import ask, plan_file
-from tonnage.planner.changes import list_unexpressed
 from tonnage.planner.search_space import FAMILIES
+from tonnage.planner.settings_file import list_unexpressed
 from tonnage.planner.solution import Candidate, Choice, Refused, Solution
 from tonnage.shallow.depths import roomy
 from tonnage.trainers import engine_of, targets

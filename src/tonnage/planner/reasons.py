@@ -25,7 +25,7 @@ from tonnage.planner.search_space import AXES, FILES, FREE_OPTIONS, OFFLOADS, OR
 from tonnage.planner.solution import Candidate, Choice, Reason
 from tonnage.planner.trial_runner import Failure, TrialRunner
 from tonnage.plans import Plan
-from tonnage.shallow.depths import choose_depths, choose_depths_to_continue, roomy
+from tonnage.shallow.depths import choose_assembly_depths, choose_probe_depths, roomy
 from tonnage.trainers.cases import check
 from tonnage.units import format_gib
 
@@ -86,7 +86,7 @@ class Ablation:
     def repeats_requests(self) -> bool:
         """Return whether it makes the same requests to the allocator, so that a whole run is as quick as a probe."""
         job, plan = self.candidate.job, self.candidate.plan
-        return self.name == "allocator" and plan.pp == 1 and choose_depths_to_continue(job, plan) is not None
+        return self.name == "allocator" and plan.pp == 1 and choose_assembly_depths(job, plan) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ def measure_ablations(choice: Choice, question: Question, runner: TrialRunner) -
     """Return what the plan needs without each of its techniques."""
     plan, cluster = choice.candidate, question.cluster
     ablations = list_ablations(plan, question)
-    is_probed = choose_depths(plan.job, plan.plan)  # by few layers: then the plan itself is probed as well
+    is_probed = choose_probe_depths(plan.job, plan.plan)  # by few layers: then the plan itself is probed as well
     itself = [plan] if is_probed else []
     probed = [ablation.candidate for ablation in ablations if not ablation.repeats_requests]
     needs = iter(runner.probe([*itself, *probed], cluster))

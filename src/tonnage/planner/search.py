@@ -28,7 +28,7 @@ from tonnage.planner.refusals import Refusals
 from tonnage.planner.rough import decide_rough
 from tonnage.planner.solution import Candidate
 from tonnage.planner.trial_runner import MOST_SECONDS, TrialRunner
-from tonnage.shallow.depths import choose_depths
+from tonnage.shallow.depths import choose_probe_depths
 from tonnage.units import format_gib, pluralise
 
 MOST_RUNS: Final = 60
@@ -206,7 +206,7 @@ class Search:
         first = next(candidates, None)
         if first is None:
             return []
-        more = 0 if choose_depths(first.candidate.job, first.candidate.plan) else self.runner.worker_count - 1
+        more = 0 if choose_probe_depths(first.candidate.job, first.candidate.plan) else self.runner.worker_count - 1
         return [first, *islice(candidates, more)]
 
     def _probe(self, batch: list[Priced]) -> None:

@@ -21,7 +21,7 @@ from tonnage.planner.pipeline_buffers import add_to_estimate, add_to_probe, buff
 from tonnage.planner.pricing import find_shape
 from tonnage.planner.probe import Probe, summarize_trace
 from tonnage.planner.solution import Candidate
-from tonnage.shallow.depths import choose_depths, is_repetitive, layers_of, roomy, with_layers
+from tonnage.shallow.depths import choose_probe_depths, is_repetitive, layers_of, roomy, with_layers
 from tonnage.timing.work import Work
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _whole_run(candidate: Candidate, cluster: Cluster, rank: int) -> TrialRun:
 
 def list_probes(candidate: Candidate, cluster: Cluster) -> list[TrialRun]:
     """Return the probes that tell what a candidate needs: of itself, or of two shallower networks."""
-    found = choose_depths(candidate.job, candidate.plan)
+    found = choose_probe_depths(candidate.job, candidate.plan)
     shallow = [replace(candidate, job=with_layers(candidate.job, layers)) for layers in found or ()]
     return [probe_of(candidate, cluster, network) for network in shallow or [candidate]]
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final, Protocol, Self, TypeAlias
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, TonnageError, UnreadableModel, UsageError
 from tonnage.estimates.estimate import Estimate
-from tonnage.estimates.summary import combine
-from tonnage.ghost.process import any_libraries
+from tonnage.estimates.from_traces import combine
+from tonnage.ghost.environment import any_libraries
 from tonnage.planner.probe import Need, Probe, extrapolate, need_of
 from tonnage.planner.scheduler import Scheduler, Task
 from tonnage.planner.solution import Candidate
@@ -32,7 +32,7 @@ from tonnage.planner.trial_run import (
     run_of_fullest_rank,
     runs_of_other_ranks,
 )
-from tonnage.shallow.depths import choose_depths, layers_of
+from tonnage.shallow.depths import choose_probe_depths, layers_of
 
 if TYPE_CHECKING:
     from tonnage.workers.worker import Worker
@@ -255,6 +255,6 @@ def _need_from_probes(candidate: Candidate, answers: Sequence[Answer]) -> Need |
     probes = [answer for answer in answers if isinstance(answer, Probe)]
     if len(probes) == 1:
         return need_of(probes[0])
-    found = choose_depths(candidate.job, candidate.plan)
+    found = choose_probe_depths(candidate.job, candidate.plan)
     assert found is not None
     return extrapolate(probes[0], probes[1], found, layers_of(candidate.job))

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
-from tonnage.estimates.estimate import Estimate, Moment, Peak, PhasePeak
+from tonnage.estimates.estimate import Estimate, Moment, PhasePeak, capacity_bytes, shown_peak, whole
+from tonnage.estimates.shortage import shortage
 from tonnage.estimates.training import describe_training
 from tonnage.options import spell_option
 from tonnage.planner.search_space import OFFLOADS
 from tonnage.report.palette import LOOKS, OTHERS, Look, look
-from tonnage.report.shortage import shortage
 from tonnage.units import MIB, count, format_gib, format_size, pluralise
 
 ADVICE_TITLE: Final = "What to try (upper limits, not promises: estimate again)"
@@ -64,17 +64,6 @@ def headline(estimate: Estimate) -> str:
     if not estimate.fits:
         return "DOES NOT FIT"
     return "FITS, BARELY" if estimate.is_tight else "FITS"
-
-
-def capacity_bytes(estimate: Estimate) -> int | None:
-    """Return the capacity of one card as its driver reports it; None where unknown."""
-    return whole(estimate.cluster, "capacity_bytes") or None
-
-
-def whole(values: dict[str, Any], name: str) -> int | None:
-    """Return a number from untyped fields; None when it is absent, negative or of another type."""
-    value = values.get(name)
-    return value if type(value) is int and value >= 0 else None
 
 
 def subject(estimate: Estimate) -> str:
@@ -215,11 +204,6 @@ def describe_needed(estimate: Estimate) -> str:
     cached = needed.by_category.get("cached", 0)
     kept = f" ({format_gib(needed.process_bytes - cached)} without what the allocator keeps unallocated)"
     return f"Needs {format_gib(needed.process_bytes)}{more}{kept if cached > MIB else ''}."
-
-
-def shown_peak(estimate: Estimate) -> Peak:
-    """Return the peak to draw: of the whole step if it is known, else of what ran."""
-    return estimate.needed or estimate.peak
 
 
 ADVICE_HEADINGS: Final = ("change", "fits", "peak", "less by", "s a step", "mathematics")

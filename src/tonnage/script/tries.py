@@ -20,14 +20,14 @@ from tonnage.advice.trials import Trials
 from tonnage.case import Case
 from tonnage.errors import TonnageError, TrialFailed
 from tonnage.estimates.estimate import Advice, Estimate
-from tonnage.estimates.summary import Run
+from tonnage.estimates.from_traces import Run
 from tonnage.planner.solution import Candidate
 from tonnage.planner.trial_runner import TrialRunner
 from tonnage.script import dry_run
-from tonnage.script.advice import Asked, Tried, has_no_setting, try_changes
-from tonnage.script.changes import Change, list_setting_changes
 from tonnage.script.facts import Facts, NotUnderstood, Understood, understood
 from tonnage.script.ladder import list_rungs
+from tonnage.script.planning import Asked, Tried, has_no_setting, try_changes
+from tonnage.script.setting_changes import Change, list_setting_changes
 from tonnage.shallow.depths import roomy
 
 MOST_TRIES: Final = 3

@@ -127,7 +127,7 @@ def _environment() -> dict[str, str]:
 
 def _with_ghost(variables: dict[str, str]) -> dict[str, str]:
     """Return these variables with a ghost GPU.  Raises GhostUnavailable."""
-    from tonnage.ghost.process import environment
+    from tonnage.ghost.environment import environment
 
     ghost = environment(inherit=variables)
     return {**ghost, "PYTHONPATH": f"{ghost['PYTHONPATH']}{os.pathsep}{Path(__file__).parents[2]}"}

@@ -15,31 +15,31 @@ from tonnage.catalog.devices import spell_options
 from tonnage.catalog.optimizers import OPTIMIZERS, Optimizer, find_optimizer
 from tonnage.errors import UsageError
 from tonnage.options import options, spell_option
-from tonnage.trainers.accelerate.write import ACCELERATE
-from tonnage.trainers.axolotl.write import AXOLOTL
-from tonnage.trainers.deepspeed.write import DEEPSPEED
-from tonnage.trainers.hf_trainer.write import HF_TRAINER
-from tonnage.trainers.llama_factory.write import LLAMA_FACTORY
-from tonnage.trainers.loop.write import TORCHRUN
-from tonnage.trainers.megatron.write import MEGATRON_BRIDGE
+from tonnage.trainers.accelerate.write import ACCELERATE_TARGET
+from tonnage.trainers.axolotl.write import AXOLOTL_TARGET
+from tonnage.trainers.deepspeed.write import DEEPSPEED_TARGET
+from tonnage.trainers.hf_trainer.write import HF_TRAINER_TARGET
+from tonnage.trainers.llama_factory.write import LLAMA_FACTORY_TARGET
+from tonnage.trainers.loop.write import TORCHRUN_TARGET
+from tonnage.trainers.megatron.write import MEGATRON_BRIDGE_TARGET
 from tonnage.trainers.target import Export, ExportRequest, NotExpressed, Target, Unexpressed
-from tonnage.trainers.torchtitan.write import TORCHTITAN
-from tonnage.trainers.trl.write import TRL
+from tonnage.trainers.torchtitan.write import TORCHTITAN_TARGET
+from tonnage.trainers.trl.write import TRL_TARGET
 
 if TYPE_CHECKING:
     from tonnage.cluster import Cluster
     from tonnage.plans import Plan
 
 TARGETS: Final[tuple[Target, ...]] = (
-    HF_TRAINER,
-    TRL,
-    ACCELERATE,
-    DEEPSPEED,
-    TORCHRUN,
-    TORCHTITAN,
-    AXOLOTL,
-    LLAMA_FACTORY,
-    MEGATRON_BRIDGE,
+    HF_TRAINER_TARGET,
+    TRL_TARGET,
+    ACCELERATE_TARGET,
+    DEEPSPEED_TARGET,
+    TORCHRUN_TARGET,
+    TORCHTITAN_TARGET,
+    AXOLOTL_TARGET,
+    LLAMA_FACTORY_TARGET,
+    MEGATRON_BRIDGE_TARGET,
 )
 
 AXES: Final = ("tp", "pp", "cp", "ep")

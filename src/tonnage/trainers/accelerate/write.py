@@ -154,7 +154,7 @@ def reread_launch(folder: Path) -> dict[str, Any]:
     return settings
 
 
-ACCELERATE: Final = Target(
+ACCELERATE_TARGET: Final = Target(
     name="accelerate",
     packages=("accelerate", "transformers"),
     expresses={

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from tonnage.mesh import SHARDING
 from tonnage.techniques.technique import Refusal
 from tonnage.trainers.engine import ANY, FILES, IMAGES, Engine
-from tonnage.trainers.hf_trainer.run import EXPRESSES, HF_TRAINER, LOSSES, run_trainer
+from tonnage.trainers.hf_trainer.run import EXPRESSES, HF_TRAINER_ENGINE, LOSSES, run_trainer
 from tonnage.trainers.hf_trainer.run import accepts as trainer_accepts
 
 if TYPE_CHECKING:
@@ -122,9 +122,9 @@ def _require_input_gradients(network: nn.Module) -> nn.Module:
     return network
 
 
-AXOLOTL: Final = Engine(
+AXOLOTL_ENGINE: Final = Engine(
     name="axolotl",
-    packages=HF_TRAINER.packages,
+    packages=HF_TRAINER_ENGINE.packages,
     expresses={
         **{option: values for option, values in EXPRESSES.items() if option not in ("accum_sync", "cp")},
         **IMAGES,
@@ -137,7 +137,7 @@ AXOLOTL: Final = Engine(
     },
     accepts=accepts,
     own_defaults=lambda job: {"precision": "bf16-true"} if job.method == "full" else {},
-    imports=HF_TRAINER.imports,
+    imports=HF_TRAINER_ENGINE.imports,
     assumes=assumes,
     run=run,
 )

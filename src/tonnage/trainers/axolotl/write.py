@@ -197,7 +197,7 @@ def reread(folder: Path) -> Mapping[str, Any]:
     return flat(kind(**settings).model_dump(mode="json", exclude_none=True))
 
 
-AXOLOTL: Final = Target(
+AXOLOTL_TARGET: Final = Target(
     name="axolotl",
     packages=("axolotl",),
     expresses={

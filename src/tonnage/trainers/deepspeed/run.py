@@ -258,7 +258,7 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
     "attention": ANY,
 }
 
-DEEPSPEED: Final = Engine(
+DEEPSPEED_ENGINE: Final = Engine(
     name="deepspeed",
     packages=("deepspeed",),
     expresses={

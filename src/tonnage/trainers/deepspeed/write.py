@@ -106,7 +106,7 @@ def reread(folder: Path) -> Mapping[str, Any]:
     return {**settings_read, **job_file.reread_job(folder)}
 
 
-DEEPSPEED: Final = Target(
+DEEPSPEED_TARGET: Final = Target(
     name="deepspeed",
     packages=("deepspeed", "transformers"),
     expresses={**EXPRESSES, **IMAGES},

@@ -289,7 +289,7 @@ def _sharding(plan: Plan, by_fsdp: bool) -> dict[str, Any]:
     return {"fsdp": True, "fsdp_config": config}
 
 
-HF_TRAINER: Final = Engine(
+HF_TRAINER_ENGINE: Final = Engine(
     name="hf-trainer",
     packages=("transformers", "accelerate"),
     expresses={

@@ -155,7 +155,7 @@ def _values(parsed: TrainingArguments, key: str) -> dict[str, Any]:
     return {key: getattr(value, "value", value)}
 
 
-HF_TRAINER: Final = Target(
+HF_TRAINER_TARGET: Final = Target(
     name="hf-trainer",
     packages=("transformers", "accelerate"),
     expresses={**EXPRESSES, **IMAGES, **LOSSES},

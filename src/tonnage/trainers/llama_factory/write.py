@@ -175,7 +175,7 @@ def _base_engine(plan: Plan) -> str:
     return "accelerate" if plan.shard in SHARDING else "hf-trainer"
 
 
-LLAMA_FACTORY: Final = Target(
+LLAMA_FACTORY_TARGET: Final = Target(
     name="llama-factory",
     packages=("llamafactory",),
     expresses={

@@ -97,7 +97,7 @@ def reread(folder: Path) -> Mapping[str, Any]:
     return job_file.reread_job(folder)
 
 
-TORCHRUN: Final = Target(
+TORCHRUN_TARGET: Final = Target(
     name="torchrun",
     packages=("torch", "transformers"),
     expresses={

@@ -141,7 +141,7 @@ def _provide_configuration(name: str) -> None:
             vars(module)["safe_load_config_with_retry"] = lambda *_args, **_options: configuration
 
 
-MEGATRON_BRIDGE: Final = Target(
+MEGATRON_BRIDGE_TARGET: Final = Target(
     name="megatron-bridge",
     packages=("megatron-bridge", "transformer-engine"),
     expresses={

@@ -14,8 +14,7 @@ from tonnage.trainers import launching
 from tonnage.trainers.job_file import script
 from tonnage.trainers.target import ExportRequest, File, Target, Written, flat, json_file
 from tonnage.trainers.torchtitan.networks import NETWORKS
-from tonnage.trainers.torchtitan.run import BACKENDS, DTYPES, IMPLEMENTATIONS
-from tonnage.trainers.torchtitan.run import TORCHTITAN as ENGINE
+from tonnage.trainers.torchtitan.run import BACKENDS, DTYPES, IMPLEMENTATIONS, TORCHTITAN_ENGINE
 
 _HEADS: Final = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 _WORDS: Final = ("vocab_size", "tie_word_embeddings")
@@ -199,10 +198,10 @@ def reread(folder: Path) -> Mapping[str, Any]:
     }
 
 
-TORCHTITAN: Final = Target(
+TORCHTITAN_TARGET: Final = Target(
     name="torchtitan",
     packages=("torchtitan",),
-    expresses=ENGINE.expresses or {},
+    expresses=TORCHTITAN_ENGINE.expresses or {},
     why=WHY,
     engine="torchtitan",
     write=write,

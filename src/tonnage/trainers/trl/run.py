@@ -177,7 +177,7 @@ def _tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), pad_token="<pad>", eos_token="<eos>")
 
 
-TRL: Final = Engine(
+TRL_ENGINE: Final = Engine(
     name="trl",
     packages=("trl", "datasets", "accelerate"),
     expresses={

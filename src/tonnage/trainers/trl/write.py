@@ -72,7 +72,7 @@ def reread(folder: Path) -> Mapping[str, Any]:
     return {**hf_trainer.parse(settings, SFTConfig), **job_file.reread_job(folder)}
 
 
-TRL: Final = Target(
+TRL_TARGET: Final = Target(
     name="trl",
     packages=("trl", "transformers", "accelerate", "datasets"),
     expresses={**EXPRESSES, "loss": ("chunked",)},

@@ -57,7 +57,7 @@ class Run:
         return self.estimate._repr_html_()
 
 
-def summarise(
+def estimate_from_traces(
     traces: Sequence[Trace],
     cluster: Cluster,
     *,
@@ -72,7 +72,7 @@ def summarise(
     `loading_bytes` are the weights that each rank has in host memory while it loads them.
     """
     estimates = [
-        _summarise_rank(trace, cluster, model=model, job=job, plan=plan, notes=notes, loading_bytes=loading_bytes)
+        _estimate_rank(trace, cluster, model=model, job=job, plan=plan, notes=notes, loading_bytes=loading_bytes)
         for trace in traces
     ]
     order = sorted(range(len(traces)), key=lambda i: _sort_key(estimates[i]))
@@ -100,7 +100,7 @@ def _sort_key(estimate: Estimate) -> tuple[bool, int, int]:
     return (estimate.fits, -estimate.peak.process_bytes, -estimate.peak.allocated_bytes)
 
 
-def _summarise_rank(
+def _estimate_rank(
     trace: Trace,
     cluster: Cluster,
     *,
