@@ -33,8 +33,9 @@ def find_barely_fitting(search: Search) -> Fitting | None:
     limit = (1 - FASTER) * search.found[0].priced.seconds_per_token if search.found else inf
     faster = takewhile(lambda one: _seconds(one) < limit, search.pool.order)
     untried = (one for one in faster if one not in search.pool.tried)
-    hopeful = (one for one in untried if search.pool.expectation.bytes(one) <= capacity)
-    expected = islice(filter(search.pool.is_possible, hopeful), _MOST_RUNS)
+    expectation = search.pool.expectation
+    hopeful = [one for one in untried if expectation.bytes(one) * (1 - expectation.error(one)) <= capacity]
+    expected = islice(filter(search.pool.is_possible, sorted(hopeful, key=expectation.bytes)), _MOST_RUNS)
     candidates = {one for one in (*search.near, *expected) if _seconds(one) < limit}
     for priced in sorted(candidates, key=lambda one: (_seconds(one), one not in known))[:_MOST_RUNS]:
         run = _run(search, priced)
