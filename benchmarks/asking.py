@@ -7,8 +7,8 @@ from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.cluster import Cluster
 from tonnage.errors import TonnageError
+from tonnage.estimates.from_traces import Run
 from tonnage.estimates.predict import estimate
-from tonnage.estimates.summary import Run
 from tonnage.estimates.timeline import timeline
 from tonnage.job import Job
 from tonnage.plans import Plan

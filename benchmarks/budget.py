@@ -18,8 +18,8 @@ from budget_network import SEQUENCES, TOKENS
 from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
+from tonnage.estimates.from_traces import Run
 from tonnage.estimates.predict import estimate
-from tonnage.estimates.summary import Run
 from tonnage.script.dry_run import run as dry_run
 from tonnage.trainers.cases import request
 from tonnage.units import GIB, MIB, parse_bytes

@@ -72,10 +72,15 @@ LADDER = ("qwen2.5-0.5b", "rtx-4090", 8)
 """The network of the advice, its card, and the sequences of a step."""
 
 
+HOST_BYTES = 512 * GIB
+"""The memory of the host that is allowed for each GPU."""
+
+
 def question(name: str, gpu: str, kind: str, seq_len: int) -> Question:
     """Whether a network can be trained so."""
     named_by_memory = gpu.endswith("GiB")
     cluster = parse_cluster(None, gpu_memory_bytes=parse_bytes(gpu)) if named_by_memory else parse_cluster(gpu)
+    cluster = replace(cluster, device=replace(cluster.device, host_bytes=HOST_BYTES))
     method, plan, without = KINDS[kind]
     job = Job(model=resolve(name, offline=True), seq_len=seq_len).with_method(method)
     return Question(job=job, plan=plan, cluster=cluster, without=without)

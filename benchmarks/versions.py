@@ -22,7 +22,7 @@ from tonnage.catalog import configurations
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import TonnageError
 from tonnage.estimates import predict
-from tonnage.estimates.summary import Run
+from tonnage.estimates.from_traces import Run
 from tonnage.estimates.timeline import timeline
 from tonnage.job import Job
 from tonnage.plans import Plan

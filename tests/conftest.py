@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, settings
 
 from tonnage.errors import GhostUnavailable
 from tonnage.estimates import cache
-from tonnage.ghost import process, wheel
+from tonnage.ghost import environment as ghost_environment
+from tonnage.ghost import wheel
 from tonnage.ghost.wheel import Torch
 from tonnage.workers.worker import Worker
 
@@ -80,7 +81,7 @@ def torch_build() -> Torch:
         if os.environ.get("CI"):
             raise
         pytest.skip(str(reason))
-    process.libraries(found.cuda_major)  # raises with the command that builds them
+    ghost_environment.libraries(found.cuda_major)  # raises with the command that builds them
     return found
 
 

@@ -25,8 +25,14 @@ def question(model: str = "llama-3.1-8b", gpu: str = "8xa100-80gb", **options: A
     """Return a question about a catalog model; options of Job, Plan and Question by their names."""
     of_plan = {name: options.pop(name) for name in list(options) if name in Plan.__dataclass_fields__}
     of_question = {name: options.pop(name) for name in list(options) if name in Question.__dataclass_fields__}
+    cluster = parse_cluster(gpu, host_memory_bytes=options.pop("host_memory_bytes", None))
     job = Job(model=resolve(model, offline=True), **{"seq_len": 4096, **options})
-    return Question(job=job, plan=Plan(**of_plan), cluster=parse_cluster(gpu), **of_question)
+    return Question(job=job, plan=Plan(**of_plan), cluster=cluster, **of_question)
+
+
+def without_host_limit(asked: Question) -> Question:
+    """Return the question for machines whose host memory is not known, so that every offload is considered."""
+    return replace(asked, cluster=replace(asked.cluster, device=replace(asked.cluster.device, host_bytes=None)))
 
 
 def possible(asked: Question, candidate: Candidate) -> bool:
@@ -55,6 +61,7 @@ class FormulaRunner:
     """Stands in for a TrialRunner."""
 
     worker_count = 2
+    is_late = False
 
     def __init__(self) -> None:
         self.whole_runs: list[Candidate] = []
@@ -76,12 +83,16 @@ class FormulaRunner:
     def find_estimate(self, candidate: Candidate, cluster: Cluster) -> Estimate | None:
         return self._answer(candidate, cluster) if candidate in self.whole_runs else None
 
+    def find_failure(self, candidate: Candidate, cluster: Cluster) -> None:
+        """Return nothing: no whole run fails."""
+
     def probe(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need]:
         self.probes += candidates
         return [need_of(self._answer(candidate, cluster)) for candidate in candidates]
 
-    def count_operations(self, candidate: Candidate, cluster: Cluster) -> None:
-        """Count nothing: no operations are run."""
+    def run_shown(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[None]:
+        """Run nothing: whole runs are shown."""
+        return [None] * len(candidates)
 
     @staticmethod
     def _answer(candidate: Candidate, cluster: Cluster) -> Estimate:

@@ -10,14 +10,16 @@ import pytest
 
 import tonnage
 from estimates import fitting
+from tonnage import api
 from tonnage.case import Options, SearchOptions
 from tonnage.catalog.configurations import resolve
 from tonnage.catalog.devices import find_device
 from tonnage.errors import UnknownDevice, UsageError
-from tonnage.estimates import predict
-from tonnage.estimates.summary import Run
+from tonnage.estimates import predict, sources
+from tonnage.estimates.from_traces import Run
 from tonnage.job import Job, Method, Words
 from tonnage.options import is_accepted, options
+from tonnage.planner import limits
 from tonnage.planner.solution import Candidate, Choice, Solution
 from tonnage.plans import Plan
 from tonnage.report.terminal import render
@@ -77,6 +79,18 @@ def test_a_job_and_a_plan_may_be_given_as_values(monkeypatch: pytest.MonkeyPatch
     assert asked[0][0].job.model.name == "gpt2"
     tonnage.estimate("gpt2", job, plan, "2xt4", seq_len=256, offline=True)
     assert (asked[2][0].job.seq_len, asked[2][0].job.method) == (256, "lora")
+
+
+def test_host_memory_is_of_each_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        predict, "estimate", lambda case, **others: asked.append(case) or Run(estimate=fitting(), traces=())
+    )
+    cards = tonnage.Cluster(device=find_device("t4"), gpus_per_node=2)
+    for given in ({"gpu": "2xt4", "host_memory": "96GiB"}, {"cluster": cards, "host_memory": 96 * 2**30}):
+        tonnage.estimate("gpt2", offline=True, **given)
+    tonnage.estimate("gpt2", gpu=cards, offline=True)
+    assert [case.cluster.host_limit_bytes for case in asked] == [96 * 2**30, 96 * 2**30, 2 * 31 * 2**30]
 
 
 def test_options_of_adapters_need_adapters() -> None:
@@ -176,6 +190,11 @@ def test_literals_are_the_accepted_words(kind: type) -> None:
         if option.kind == "word":
             plain = tuple(word for word in option.possible if is_accepted(word, option.possible))
             assert literal_words(get_type_hints(kind)[item.name]) == plain
+
+
+def test_other_words_of_python_are_those_that_are_accepted() -> None:
+    assert get_args(api.Find) == limits.FINDS
+    assert set(get_args(api.Source)) == set(sources.SOURCES)
 
 
 def literal_words(hint: Any) -> tuple[str, ...]:

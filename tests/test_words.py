@@ -15,7 +15,7 @@ ROOMS = (
     *("__init__.py", "__main__.py", "api.py", "job.py", "plans.py"),
     *("errors.py", "units.py", "files.py", "options.py", "cluster.py", "model.py", "mesh.py"),
     *("case.py", "catalog", "trace", "allocator", "report", "timing", "trainers", "cli", "script", "planner"),
-    *("step", "techniques", "shallow", "meta", "estimates", "ghost", "recorder", "workers"),
+    *("step", "techniques", "shallow", "meta", "estimates", "ghost", "recorder", "workers", "advice"),
 )
 """Files and folders of the package that are checked."""
 

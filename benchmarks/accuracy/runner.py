@@ -23,7 +23,7 @@ from benchmarks.accuracy.software import Given
 from tonnage.catalog.devices import parse_cluster
 from tonnage.cluster import Device
 from tonnage.errors import TonnageError
-from tonnage.ghost.process import forking
+from tonnage.ghost.environment import forking
 from tonnage.ghost.wheel import Torch
 from tonnage.units import GIB
 

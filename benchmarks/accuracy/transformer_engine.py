@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from tonnage.ghost.process import environment
+from tonnage.ghost.environment import environment
 from tonnage.ghost.wheel import Torch
 
 HEADERS: Final = (

@@ -15,7 +15,7 @@ from tonnage.options import options, spell_option
 from tonnage.plans import Plan
 from tonnage.techniques import select_techniques
 from tonnage.trainers import engine_of
-from tonnage.trainers.loop.run import TONNAGE
+from tonnage.trainers.loop.run import TONNAGE_ENGINE
 from tonnage.units import GIB
 
 JOB_FIELDS: Final = tuple(item.name for item, _ in options(Job))
@@ -51,7 +51,7 @@ class Case:
     @property
     def by_trainer(self) -> bool:
         """Whether the code of a trainer runs its steps, not tonnage's own loop."""
-        return engine_of(self.plan) is not TONNAGE
+        return engine_of(self.plan) is not TONNAGE_ENGINE
 
     @property
     def libraries(self) -> tuple[str, ...]:

@@ -137,12 +137,13 @@ def _lines(path: Path) -> Iterator[Line]:
 
 def _run_on_ghost(real: Recording, options: argparse.Namespace, folder: Path) -> Path:
     """The same command on a ghost of the recorded card."""
-    from tonnage.ghost import process, wheel
+    from tonnage.ghost import environment as ghost_environment
+    from tonnage.ghost import wheel
 
     out = Path(options.keep) if options.keep else folder / "ghost.jsonl"
     versions = next(iter(real.cases.values()))["versions"]
     torch = wheel.find(options.python, options.torch or versions["torch"].split("+")[0])
-    variables = process.environment(torch=torch, **ghost_settings(real))
+    variables = ghost_environment.environment(torch=torch, **ghost_settings(real))
     source = str(HERE.parent.parent / "src")
     variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], source])
     command = [options.python, str(HERE / "record.py"), "--source", "ghost", "--out", str(out)]

@@ -125,9 +125,9 @@ def _take_the_usual_paths() -> None:
     """A ghost computes no values; where control flow depends on them, the same policy as in every prediction."""
     import torch
 
-    from tonnage.ghost import process
+    from tonnage.ghost import environment as ghost_environment
 
-    sys.path.extend(process.PATH.split(os.pathsep))
+    sys.path.extend(ghost_environment.PATH.split(os.pathsep))
     from tonnage_inside import values
     from tonnage_recorder import native
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from benchmarks.sweep.ways import Asking
 
     from tonnage.estimates.estimate import Peak
-    from tonnage.estimates.summary import Run
+    from tonnage.estimates.from_traces import Run
 
 THEIRS = (("shard", "ddp"), ("optimizer", "adamw"))
 """What trainers do where a plan has no shard, and what they call the fused AdamW."""
@@ -95,7 +95,7 @@ def dropped(_: Asking, one: Case, __: Run) -> list[str]:
             other = _made(back, target, "/")
             if other is None or name in {*_listed(made), *_listed(other)} or (target.name, name, value) in ALIKE:
                 continue
-            if replace(other, unexpressed=()) == replace(made, unexpressed=()):
+            if replace(other, unexpressed=(), job=made.job, plan=made.plan) == replace(made, unexpressed=()):
                 problems.append(f"{target.name}: {name} {value}")
     return problems
 

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import random
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,12 +23,12 @@ from tonnage.catalog.devices import parse_cluster, spell_cluster
 from tonnage.errors import CannotEstimate, TonnageError, UsageError
 from tonnage.estimates import archive, predict, sources
 from tonnage.estimates.estimate import CATEGORIES, Estimate
-from tonnage.estimates.summary import Run
+from tonnage.estimates.from_traces import Run
 from tonnage.options import options, replace_checked, spell_option
 from tonnage.planner import plan_file
 from tonnage.planner.solution import Candidate, Choice
 from tonnage.plans import Plan
-from tonnage.shallow.depths import choose_depths_to_continue
+from tonnage.shallow.depths import choose_assembly_depths
 from tonnage.trainers import ENGINES
 from tonnage.trainers.cases import request
 from tonnage.units import MIB
@@ -47,6 +48,9 @@ IMITATED = 0.02
 
 RESIDENT = 0.25
 """How far the operating system's count of resident memory may be from another process's."""
+
+_COUNTED_RESIDENT = re.compile(r"(ranks\[\d+\]\.)?host\.(peak_bytes|machine_bytes|(by_category\.)?process)")
+"""Figures of the host that have the process's resident memory in them."""
 
 OF_TRAINERS = ("invariants", "kept", "exported", "dropped", "own", "delivered", "trainers")
 """Ways that ask something of a trainer's run."""
@@ -85,7 +89,7 @@ def differences(a: Any, b: Any, where: str = "") -> Iterator[str]:
     elif isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
         for place, (one, two) in enumerate(zip(a, b, strict=True)):
             yield from differences(one, two, f"{where}[{place}]")
-    elif a != b and not (where == "host.peak_bytes" and abs(a - b) < RESIDENT * a):
+    elif a != b and not (_COUNTED_RESIDENT.fullmatch(where) and abs(a - b) < RESIDENT * a):
         yield f"{where} {a} {b}"
 
 
@@ -138,7 +142,7 @@ def repeated(asking: Asking, one: Case, whole: Run) -> list[str] | None:
 def continued(asking: Asking, one: Case, whole: Run) -> list[str] | None:
     """The step of a deep network from networks of a few layers."""
     made, more = predict.usual_steps(TrainingCase(one.job, one.plan, one.cluster))
-    if not more or choose_depths_to_continue(one.job, one.plan) is None:
+    if not more or choose_assembly_depths(one.job, one.plan) is None:
         return None
     found = asking.run(one, steps=made, repeated=more, few_layers=True)
     if not found.traces[0].layers:

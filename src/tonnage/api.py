@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from tonnage.errors import UsageError
 from tonnage.estimates.estimate import Estimate
-from tonnage.estimates.summary import Run
+from tonnage.estimates.from_traces import Run
 from tonnage.options import check_number, check_switch, is_number, parse_words, spell_option
 from tonnage.planner.solution import Solution
 from tonnage.plans import HEADROOM
@@ -46,6 +46,7 @@ def estimate(
     gpu: "str | Cluster | None" = None,
     gpus: int | None = None,
     gpu_memory: str | int | None = None,
+    host_memory: str | int | None = None,
     rank: int | None = None,
     steps: int | None = None,
     torch_version: str | None = None,
@@ -66,12 +67,15 @@ def estimate(
             "llama-3.1-8b", Job(seq_len=8192), Plan(shard="zero3", checkpointing="full"), "8xA100-80GB"
         )
 
-    `worker` is a warm `tonnage.Worker`, for many estimates in a row.  `source="meta"` needs no ghost: it imitates the
-    GPU on any platform, with a wider interval.  `fresh` runs the steps even if their trace is cached.  By default
-    there are three steps; if all are alike, only the first one is run and its requests are repeated
-    (`predict.usual_steps`).  If the number of `steps` is given, all of them run.  If they do not fit, or only barely,
-    `advice` tries changes for some seconds and adds those that fit (`Estimate.advice`).  Raises UsageError,
-    CannotEstimate and their subclasses; a step that does not fit is an answer (`Estimate.fits`), not an error.
+    `host_memory` is the memory of each machine beside its GPUs, such as "256GiB"; by default what machines with this
+    card usually have.  `worker` is a warm `tonnage.Worker`, for many estimates in a row.  `source="meta"` needs no
+    ghost: it imitates the GPU on any platform, with a wider interval.  `fresh` runs the steps even if their trace is
+    cached.  By default there are three steps; if all are alike, only the first one is run and its requests are
+    repeated (`predict.usual_steps`).  If the number of `steps` is given, all of them run.  If they do not fit, or
+    only barely, `advice` tries changes for some seconds and adds those that fit (`Estimate.advice`).
+
+    Raises UsageError, CannotEstimate and their subclasses; a step that does not fit is an answer (`Estimate.fits`),
+    not an error.
     """
     from tonnage.advice.advise import Asked, answers
     from tonnage.trainers import cases
@@ -80,7 +84,7 @@ def estimate(
         raise UsageError("Both cluster and gpu name the GPUs; give one of the two.")
     _check_switches(offline=offline, fresh=fresh, advice=advice)
     _check_numbers(gpus=gpus, steps=steps)
-    cards = _parse_gpus(cluster if gpu is None else gpu, gpus, gpu_memory)
+    cards = _parse_gpus(cluster if gpu is None else gpu, gpus, gpu_memory, host_memory)
     asked = Asked(
         model=model,
         case=cases.make_case(model, cards, options, job=job, plan=plan, offline=offline),
@@ -133,7 +137,7 @@ def plan(
 
     `options` are fields of Job and Plan: those that are given are kept, the search chooses the others.  `method` may
     be `any`, or several methods with commas between them, which are compared.  `headroom` is the fraction of each GPU
-    that stays free.  `host_memory` limits the host memory of a machine; by default it is 512 GiB for each GPU.
+    that stays free.  `host_memory` is that of `tonnage.estimate`.
     Raises UsageError, CannotEstimate and their subclasses; that nothing fits is an answer (`Solution.status`), not an
     error.
     """
@@ -145,7 +149,7 @@ def plan(
     check_number("top", top)
     if not is_number(headroom):
         raise UsageError(f"headroom is {headroom!r}; it must be a number such as 0.04.")
-    cluster = _parse_gpus(initial_card(find, gpu) if gpu is None else gpu, gpus, gpu_memory)
+    cluster = _parse_gpus(initial_card(find, gpu) if gpu is None else gpu, gpus, gpu_memory, host_memory)
     check_cards(find, cluster, gpu=gpu, gpus=gpus, gpu_memory=gpu_memory)
     question = ask(
         model,
@@ -157,7 +161,6 @@ def plan(
         without=_words("without", without),
         allow=_words("allow", allow),
         headroom=headroom,
-        host_memory_bytes=_parse_memory(host_memory),
     )
     return answer(question, find, top=top, pareto=pareto, torch_version=torch_version, progress=progress)
 
@@ -169,6 +172,7 @@ def dry_run(
     gpu: "str | Cluster | None" = None,
     gpus: int | None = None,
     gpu_memory: str | int | None = None,
+    host_memory: str | int | None = None,
     steps: int = 3,
     timeout_seconds: float = 900.0,
     rank: int | None = None,
@@ -181,8 +185,8 @@ def dry_run(
 
         tonnage.dry_run("torchrun --nproc-per-node 2 train.py", gpu="2xt4").estimate
 
-    `variables` replace the environment; without `seconds` no step is counted for its time
-    (`tonnage.script.dry_run.run`).  Raises TrialFailed, UsageError and GhostUnavailable.
+    `host_memory` is that of `tonnage.estimate`.  `variables` replace the environment; without `seconds` no step is
+    counted for its time (`tonnage.script.dry_run.run`).  Raises TrialFailed, UsageError and GhostUnavailable.
     """
     import shlex
 
@@ -196,7 +200,7 @@ def dry_run(
         raise UsageError(f"timeout_seconds is {timeout_seconds!r}; it must be a number of seconds.")
     return script.run(
         shlex.split(command) if isinstance(command, str) else list(command),
-        _parse_gpus(cluster if gpu is None else gpu, gpus, gpu_memory),
+        _parse_gpus(cluster if gpu is None else gpu, gpus, gpu_memory, host_memory),
         steps=steps,
         timeout_seconds=timeout_seconds,
         rank=rank,
@@ -253,8 +257,10 @@ def _words(name: str, value: str | Sequence[str]) -> tuple[str, ...]:
         raise UsageError(f"{spell_option(name)}: {error}; give words with commas between them.") from error
 
 
-def _parse_gpus(gpu: "str | Cluster | None", gpus: int | None, gpu_memory: str | int | None) -> "Cluster":
-    """Return the cluster that a name such as `8xA100-80GB`, a number of GPUs and a memory describe."""
+def _parse_gpus(
+    gpu: "str | Cluster | None", gpus: int | None, gpu_memory: str | int | None, host_memory: str | int | None
+) -> "Cluster":
+    """Return the cluster that a name such as `8xA100-80GB`, a number of GPUs and the memories describe."""
     from tonnage.catalog.devices import parse_cluster
     from tonnage.cluster import Cluster
 
@@ -262,9 +268,10 @@ def _parse_gpus(gpu: "str | Cluster | None", gpus: int | None, gpu_memory: str |
         raise UsageError(
             f"GPUs are given by a name such as '8xA100-80GB' or a Cluster, not by a {type(gpu).__name__}."
         )
-    return (
-        gpu if isinstance(gpu, Cluster) else parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=_parse_memory(gpu_memory))
-    )
+    host_bytes = _parse_memory(host_memory)
+    if isinstance(gpu, Cluster):
+        return gpu if host_bytes is None else dataclasses.replace(gpu, host_memory_bytes=host_bytes)
+    return parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=_parse_memory(gpu_memory), host_memory_bytes=host_bytes)
 
 
 def _parse_memory(memory: str | int | None) -> int | None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tonnage.errors import UsageError
-from tonnage.units import format_gib
+from tonnage.units import MIB, format_gib
 
 CUDNN_FIRST: Final = ((9, 0), (10, 0), (10, 3))
 """Compute capabilities on which torch prefers cuDNN's attention to its own (since torch 2.10)."""
@@ -105,6 +105,10 @@ class Device:
     """Bandwidth in one direction to a host that is not connected by PCI Express (NVLink-C2C)."""
     network_bytes_per_second: float | None = None
     """One GPU's share of the bandwidth between machines, in one direction, in the machines that usually have it."""
+    host_bytes: int | None = None
+    """One GPU's share of the host memory in the machines that usually have the card; None: not known."""
+    host_source: str = ""
+    """Origin of `host_bytes`: how many machines, and which."""
     source: tuple[str, ...] = ()
     """Sources of the figures."""
     date: str = ""
@@ -182,11 +186,26 @@ class Cluster:
     """Number of machines."""
     network_bytes_per_second: float | None = None
     """One GPU's share of the bandwidth between machines, in one direction; None: the device's usual share."""
+    host_memory_bytes: int | None = None
+    """Host memory of one machine; None: not stated, see `host_limit_bytes`."""
 
     def __post_init__(self) -> None:
         for name in ("gpus_per_node", "nodes"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.host_memory_bytes is not None and self.host_memory_bytes < MIB:
+            size = f"The host's memory is {self.host_memory_bytes} bytes, less than 1 MiB"
+            raise UsageError(f"{size}; give its unit too, such as 256GiB.")
+
+    @property
+    def host_limit_bytes(self) -> int | None:
+        """Return the host memory of one machine: as stated, or as machines with so many of the card usually have.
+
+        None if neither is known.
+        """
+        if self.host_memory_bytes is not None:
+            return self.host_memory_bytes
+        return None if self.device.host_bytes is None else self.device.host_bytes * self.gpus_per_node
 
     @property
     def gpus(self) -> int:

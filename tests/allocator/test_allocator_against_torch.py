@@ -27,7 +27,7 @@ from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import GhostUnavailable, UsageError
 from tonnage.estimates import predict
-from tonnage.ghost.process import environment
+from tonnage.ghost.environment import environment
 from tonnage.trace.trace import Event
 from tonnage.trainers.cases import request
 from tonnage.units import GIB, MIB

@@ -19,7 +19,8 @@ import pytest
 
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import GhostUnavailable
-from tonnage.ghost import process, wheel
+from tonnage.ghost import environment as ghost_environment
+from tonnage.ghost import wheel
 
 ROOT = Path(__file__).parents[2]
 
@@ -207,7 +208,7 @@ def test_a_process_that_cannot_begin_keeps_no_slot(monkeypatch: pytest.MonkeyPat
 @pytest.mark.ghost
 def test_a_job_that_is_killed_is_answered_for_at_once() -> None:
     """Before whoever asks says that there is nothing more, for which they wait until they have all answers."""
-    variables = process.forking()
+    variables = ghost_environment.forking()
     variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(ROOT / "src"), str(ROOT)])
     program = """if True:
         import os, sys, types
@@ -402,7 +403,7 @@ second_step()
 
 @pytest.mark.ghost
 def test_what_inductor_makes_asks_for_the_same_without_its_kernels(tmp_path: Path) -> None:
-    environment = process.environment(torch=wheel.find(sys.executable))
+    environment = ghost_environment.environment(torch=wheel.find(sys.executable))
     environment["PYTHONPATH"] += f":{ROOT}"
     for cache in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
         environment[cache] = str(tmp_path / cache)
@@ -434,7 +435,7 @@ print(torch.cuda.get_device_properties(0).total_memory, torch.compile(torch.sin)
 
 @pytest.mark.ghost
 def test_what_was_compiled_before_the_fork_leaves_the_card_as_it_is() -> None:
-    environment = process.forking(torch=wheel.find(sys.executable))
+    environment = ghost_environment.forking(torch=wheel.find(sys.executable))
     environment["PYTHONPATH"] += f":{ROOT}"
     done = subprocess.run(
         [sys.executable, "-c", REHEARSED], env=environment, capture_output=True, text=True, check=False
@@ -474,7 +475,7 @@ for deterministic in (False, True):
 
 @pytest.mark.ghost
 def test_the_stand_in_for_flash_attention_asks_for_what_torchs_operation_asks_for() -> None:
-    environment = process.environment(torch=wheel.find(sys.executable), capability="8.0", sms=108)
+    environment = ghost_environment.environment(torch=wheel.find(sys.executable), capability="8.0", sms=108)
     environment["PYTHONPATH"] += f":{ROOT}"
     done = subprocess.run(
         [sys.executable, "-c", TEMPORARIES], env=environment, capture_output=True, text=True, check=False
@@ -512,7 +513,7 @@ for call in range(2):
 @pytest.mark.ghost
 def test_the_fused_cross_entropy_asks_for_what_torch_2_2_compiled_it_to() -> None:
     """MiB of each function of Megatron-LM's in torch 2.2.2 on a ghost that told registers, first and second call."""
-    environment = process.environment(torch=wheel.find(sys.executable), capability="8.0", sms=108)
+    environment = ghost_environment.environment(torch=wheel.find(sys.executable), capability="8.0", sms=108)
     environment["PYTHONPATH"] += f":{ROOT}"
     done = subprocess.run(
         [sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True, check=False

@@ -49,6 +49,25 @@ def test_figures_of_a_card_agree(name):
         assert device.capability >= (10, 0)
 
 
+def test_host_memory_is_the_median_of_the_machines_with_the_card():
+    """A p5.48xlarge has 2 TiB for eight, a workstation 64 GiB for one; of some cards no machine is known."""
+    h100 = find_device("h100-80gb")
+    assert h100.host_bytes == 235 * GIB
+    assert "AWS p5.48xlarge 2,048 GiB for 8" in h100.host_source
+    assert parse_cluster("4x8xh100-80gb").host_limit_bytes == 8 * 235 * GIB
+    assert parse_cluster("2xrtx-4090").host_limit_bytes == 128 * GIB
+    assert parse_cluster("2xrtx-4090", host_memory_bytes=96 * GIB).host_limit_bytes == 96 * GIB
+    for cluster in (parse_cluster("a800-80gb"), parse_cluster(gpu_memory_bytes=24 * GIB)):
+        assert cluster.host_limit_bytes is None
+
+
+@pytest.mark.parametrize("device", [d for d in DEVICES if d.host_bytes is not None], ids=lambda d: d.id)
+def test_host_memory_is_plausible(device):
+    """From a small cloud machine with one T4 to an eighth of a large server."""
+    assert 16 * GIB <= device.host_bytes <= 512 * GIB
+    assert device.host_source.startswith("median of ")
+
+
 @pytest.mark.parametrize("device", [d for d in DEVICES if d.bus_bits and d.memory_khz], ids=lambda d: d.id)
 def test_bandwidth_follows_from_clock_and_bus(device):
     """Two transfers a clock: bus bits / 8 * 2 * memory clock, within a datasheet's rounding (H200: 4.8 of 4.92)."""
@@ -233,6 +252,7 @@ def test_memory_that_the_driver_reserves_on_an_h200() -> None:
         ("--gpu 2xt4 --gpu-memory 12GiB", {"spec": "2xt4", "gpu_memory_bytes": 12 * 2**30}),
         ("--gpu-memory 80GB --gpus 16", {"spec": "2x8x", "gpu_memory_bytes": 80 * 10**9}),
         ("--gpu 2x4x --gpu-memory 24GiB", {"spec": "2x4x", "gpu_memory_bytes": 24 * 2**30}),
+        ("--gpu 2xt4 --host-memory 96GiB", {"spec": "2xt4", "host_memory_bytes": 96 * 2**30}),
         ("--gpu 1x12x --gpu-memory 25436943811", {"spec": "12x", "gpu_memory_bytes": 25_436_943_811}),
     ],
 )
@@ -245,15 +265,19 @@ def test_cluster_is_spelled_as_options(options, arguments):
     st.integers(1, 4),
     st.integers(1, 20),
     st.integers(MIB, 2**40) | st.integers(1, 300).map(lambda size: size * GIB),
+    st.none() | st.integers(MIB, 2**43),
 )
-def test_spelled_options_parse_to_the_same_cluster(name, nodes, gpus_per_node, memory_bytes):
-    cluster = parse_cluster(f"{nodes}x{gpus_per_node}x{name}", gpu_memory_bytes=memory_bytes)
+def test_spelled_options_parse_to_the_same_cluster(name, nodes, gpus_per_node, memory_bytes, host_bytes):
+    cluster = parse_cluster(
+        f"{nodes}x{gpus_per_node}x{name}", gpu_memory_bytes=memory_bytes, host_memory_bytes=host_bytes
+    )
     words = spell_options(cluster).split()
     options = dict(zip(words[::2], words[1::2], strict=True))
     parsed = parse_cluster(
         options.get("--gpu"),
         gpus=int(options["--gpus"]) if "--gpus" in options else None,
         gpu_memory_bytes=parse_bytes(options["--gpu-memory"]) if "--gpu-memory" in options else None,
+        host_memory_bytes=parse_bytes(options["--host-memory"]) if "--host-memory" in options else None,
     )
     assert parsed == cluster
 

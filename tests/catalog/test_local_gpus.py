@@ -11,7 +11,7 @@ from tonnage.catalog import local_gpus
 from tonnage.catalog.devices import find_device, parse_cluster, spell_cluster
 from tonnage.catalog.local_gpus import Found
 from tonnage.errors import CannotEstimate, UsageError
-from tonnage.ghost.process import environment
+from tonnage.ghost.environment import environment
 from tonnage.units import GIB
 
 

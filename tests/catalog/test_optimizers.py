@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tonnage.catalog.optimizers import OPTIMIZERS, Optimizer, find_optimizer, words
-from tonnage.report import advice
+from tonnage.catalog.optimizers import OPTIMIZERS, WHOLE_MOMENTS, Optimizer, find_optimizer, words
 from tonnage.timing.memory import STATE_BYTES
 from tonnage.trainers.hf_trainer import facts
 from tonnage.trainers.hf_trainer.read import OPTIMIZERS as BY_OPTIM
@@ -51,9 +50,8 @@ def test_the_time_model_moves_the_states_of_the_table(row: Optimizer) -> None:
     assert STATE_BYTES[row.name] == (0 if row.is_paged else row.moments * bits / 32)
 
 
-def test_advice_knows_whose_moments_are_as_large_as_gradients() -> None:
-    whole = {row.name for row in OPTIMIZERS if row.moments == 2 and row.state_bits is None}
-    assert whole == set(advice._WHOLE_MOMENTS)
+def test_whole_moments_are_those_of_adamw_that_nothing_compresses() -> None:
+    assert WHOLE_MOMENTS == ("adamw", "adamw-loop", "adamw-foreach", "adamw-fused", "paged-adamw")
 
 
 def test_the_trainers_words_are_read_as_they_are_written() -> None:

@@ -10,7 +10,7 @@ from tonnage.case import Case
 from tonnage.cli import main
 from tonnage.estimates import predict
 from tonnage.estimates.estimate import Estimate
-from tonnage.estimates.summary import Run
+from tonnage.estimates.from_traces import Run
 from tonnage.job import Job
 from tonnage.plans import Plan
 from tonnage.script import dry_run

@@ -31,12 +31,22 @@ def test_a_gpu_named_behind_the_command_belongs_to_the_command(late, tonnage, ca
 
 def test_options_arrive(tonnage, calls):
     text = (
-        "dry-run --gpu a100-80gb --gpus 4 --gpu-memory 40GiB --timeout 60 --torch 2.11.0 --rank 3 -- python train.py"
+        "dry-run --gpu a100-80gb --gpus 4 --gpu-memory 40GiB --host-memory 1TiB --timeout 60 --torch 2.11.0 --rank 3 "
+        "-- python train.py"
     )
     assert tonnage(*text.split()).code == 0
     assert (calls.cluster.gpus, calls.cluster.device.capacity_bytes) == (4, 40 * 2**30)
     assert (calls.options["timeout_seconds"], calls.options["torch_version"]) == (60.0, "2.11.0")
     assert calls.options["rank"] == 3
+    assert calls.cluster.host_limit_bytes == 2**40
+
+
+def test_a_full_host_does_not_fit(tonnage, calls):
+    host = calls.estimate.host.with_machine(96 * 2**30, {}, 64 * 2**30)
+    calls.estimate = calls.estimate.with_host(host)
+    ended = tonnage("dry-run", "--gpu", "t4", "--host-memory", "64GiB", "--", "python", "train.py")
+    assert ended.code == 1
+    assert "32.00 GiB of host memory missing on each machine" in " ".join(ended.out.split())
 
 
 def test_the_report_names_the_command(tonnage, calls):

@@ -25,7 +25,7 @@ ARGUMENTS = ["estimate", "smollm2-135m", "--gpu", "t4", "--precision", "fp16-mix
 @pytest.fixture(scope="module")
 def run():
     """Runs tonnage in a process of its own; skips where no ghost can run."""
-    from tonnage.ghost.process import environment
+    from tonnage.ghost.environment import environment
 
     try:
         environment()

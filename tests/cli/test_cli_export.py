@@ -1,13 +1,18 @@
 """Tests of `tonnage export`: all files or none, none replaced without --force, missing settings are listed."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lines import is_one_line
 
+import estimates
+from conftest import Calls
 from tonnage.errors import CannotEstimate
+from tonnage.planner import ask
+from tonnage.planner.solution import Solution
 from tonnage.trainers import reread
 
 PLAN = """
@@ -23,8 +28,8 @@ checkpointing = "selective"
 
 
 @pytest.fixture
-def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Write a plan into the current folder; nothing is read back by trainers."""
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls) -> str:
+    """Write a plan into the current folder; nothing is read back by trainers, and every estimate fits."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.toml").write_text(PLAN)
     monkeypatch.setattr(reread, "check", lambda export, to: reread.Checked(versions={"x": "1"}, settings=3))
@@ -35,9 +40,10 @@ def test_files_are_written_and_listed(tonnage: Any, plan: str) -> None:
     ended = tonnage("export", plan, "--to", "hf-trainer")
     assert ended.code == 0
     assert sorted(path.name for path in Path("hf-trainer").iterdir()) == [
-        *("job.json", "job.py", "rows.py", "train.py", "training_args.json")
+        *("job.json", "job.py", "rows.py", "tonnage_plan.toml", "train.py", "training_args.json")
     ]
-    assert "Read back by x 1: all 3 settings are as the plan says." in ended.out
+    assert "Under engine hf-trainer: 60.00 GiB of 80.00 GiB on each GPU" in ended.out
+    assert "Read back by x 1: all 3 settings are read as they were written." in ended.out
     assert "torchrun --nproc-per-node 8 train.py" in ended.out
     assert (
         "checkpointing=selective: the Trainer checkpoints every layer or every N-th; written: checkpointing=full"
@@ -50,6 +56,60 @@ def test_json(tonnage: Any, plan: str) -> None:
     assert document["target"] == "hf-trainer"
     assert document["folder"] == "here"
     assert [item["option"] for item in document["unexpressed"]] == ["checkpointing"]
+    assert "tonnage_plan.toml" in document["files"]
+    assert document["estimate"]["fits"] is True
+
+
+def test_the_command_that_estimates_it_again_works(tonnage: Any, plan: str, calls: Calls) -> None:
+    """It is printed, takes the exported plan, and is for the trainer's engine."""
+    out = tonnage("export", plan, "--to", "hf-trainer", "--out", "a folder").out
+    [command] = [line for line in out.splitlines() if line.startswith("  tonnage estimate")]
+    ended = tonnage(*shlex.split(command)[1:])
+    assert ended.code == 0
+    assert calls.plan is not None
+    assert (calls.plan.engine, calls.plan.checkpointing, calls.plan.shard) == ("hf-trainer", "full", "zero3")
+
+
+def test_the_command_that_a_refusal_names_works(tonnage: Any, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(plan).write_text(PLAN.replace("[plan]", 'method = "qlora"\n[plan]'))
+    asked: list[Any] = []
+
+    def answer(question: Any, *more: Any, **how: Any) -> Any:
+        asked.append(question)
+        raise CannotEstimate("Nothing is to be searched.")
+
+    monkeypatch.setattr(ask, "answer", answer)
+    error = tonnage("export", plan, "--to", "deepspeed").err
+    _, _, command = error.partition("plan without it: ")
+    assert "to be searched" in tonnage(*shlex.split(command.strip().removesuffix("."))[1:]).err
+    assert asked[0].methods == ("full", "lora")
+
+
+def test_a_file_in_the_way_is_told_before_anything_is_estimated(tonnage: Any, plan: str, calls: Calls) -> None:
+    assert tonnage("export", plan, "--to", "hf-trainer").code == 0
+    calls.error = CannotEstimate("Nothing is to be estimated.")
+    assert "hf-trainer has tonnage_plan.toml already" in tonnage("export", plan, "--to", "hf-trainer").err
+
+
+def test_nothing_is_written_where_nothing_fits(
+    tonnage: Any, plan: str, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls.estimate = estimates.full_card()
+    nothing = Solution(status="too_large", question={})
+    monkeypatch.setattr(ask, "answer", lambda question, *more, **how: nothing)
+    ended = tonnage("export", plan, "--to", "hf-trainer")
+    assert ended.code == 1
+    assert "no plan that hf-trainer can express fits. Nothing was written." in ended.out
+    document = json.loads(tonnage("export", plan, "--to", "hf-trainer", "--json").out)
+    assert (document["files"], document["estimate"]["fits"]) == ([], False)
+    assert not Path("hf-trainer").exists()
+
+
+def test_without_a_check_it_is_said_that_there_was_none(tonnage: Any, plan: str, calls: Calls) -> None:
+    calls.error = CannotEstimate("Nothing is to be estimated.")
+    ended = tonnage("export", plan, "--to", "hf-trainer", "--no-check")
+    assert ended.code == 0
+    assert "Not estimated: --no-check was given." in ended.out
 
 
 def test_strict_writes_nothing(tonnage: Any, plan: str) -> None:

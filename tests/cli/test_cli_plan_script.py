@@ -1,4 +1,4 @@
-"""Tests of `tonnage plan -- COMMAND`: arguments of the advice, refused options, exit codes."""
+"""Tests of `tonnage plan -- COMMAND`: arguments of the plan, refused options, exit codes."""
 
 import json
 import sys
@@ -8,19 +8,19 @@ import pytest
 from lines import is_one_line
 
 import estimates
-from tonnage.script import advice
-from tonnage.script.advice import Advice
+from tonnage.script import planning
+from tonnage.script.planning import ScriptPlan
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Record what the advice was asked; nothing is run."""
+    """Record what was asked; nothing is run."""
     recorded: dict[str, Any] = {}
 
-    def advise(asked: Any, progress: Any) -> Advice:
+    def advise(asked: Any, progress: Any) -> ScriptPlan:
         recorded["asked"] = asked
         why = "it makes neither a Trainer nor an Accelerator"
-        return Advice(
+        return ScriptPlan(
             command=tuple(asked.command),
             budget_bytes=1,
             seen="a loop of its own",
@@ -28,11 +28,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             why_not=why,
         )
 
-    monkeypatch.setattr(advice, "advise", advise)
+    monkeypatch.setattr(planning, "plan_script", advise)
     return recorded
 
 
-def test_command_and_options_reach_the_advice(tonnage: Any, asked: Any) -> None:
+def test_command_and_options_reach_the_plan(tonnage: Any, asked: Any) -> None:
     options = (
         "--gpu",
         "t4",
@@ -81,7 +81,7 @@ def test_options_without_meaning_for_a_script_are_refused_in_one_line(
 
 
 def test_html_shows_the_script(tonnage: Any, asked: Any, tmp_path: Any) -> None:
-    page = tmp_path / "advice.html"
+    page = tmp_path / "plan.html"
     ended = tonnage("plan", "--gpu", "t4", "--html", str(page), "--", sys.executable, "train.py")
     assert (ended.code, f"wrote {page}\n" in ended.err) == (3, True)
     text = page.read_text(encoding="utf-8")

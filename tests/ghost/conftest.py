@@ -18,7 +18,7 @@ import pytest
 from commands import SOON
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import TonnageError
-from tonnage.estimates.summary import Run
+from tonnage.estimates.from_traces import Run
 from tonnage.ghost.wheel import Torch
 from tonnage.script import dry_run as dry_run_module
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tonnage.errors import GhostUnavailable
-from tonnage.ghost.process import libraries
+from tonnage.ghost.environment import libraries
 
 MEASUREMENTS = Path(__file__).parents[2] / "measurements"
 CHUNK = 32 * 2**20

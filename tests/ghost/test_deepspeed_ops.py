@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tonnage.ghost.process import PATH
+from tonnage.ghost.environment import PATH
 
 sys.path.extend(PATH.split(":"))
 from tonnage_inside.values import deepspeed_ops

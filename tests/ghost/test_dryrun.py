@@ -16,7 +16,7 @@ import pytest
 from commands import TONNAGE
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import TrialFailed, UsageError
-from tonnage.ghost import process
+from tonnage.ghost import environment as ghost_environment
 from tonnage.script import dry_run as dry_run_module
 from tonnage.script import ending
 from tonnage.script.process_results import ProcessResults, collect_results
@@ -68,7 +68,7 @@ def test_a_script_that_crashes_early_without_having_read_a_value_is_run_once(dry
 
 
 def test_a_script_that_hangs_says_how_far_it_came(torch_build: Any, tmp_path: Path) -> None:
-    variables = process.environment(torch=torch_build, watch_into=tmp_path, steps=20)
+    variables = ghost_environment.environment(torch=torch_build, watch_into=tmp_path, steps=20)
     with (
         dry_run_module._open_stop_pipe(tmp_path) as ask,
         subprocess.Popen(
@@ -404,7 +404,7 @@ def test_nothing_is_left_behind(torch_build: Any, tmp_path: Path, monkeypatch: p
     of_run: list[str] = []  # other processes on this machine have shared memory of their own
 
     def noted(**options: Any) -> dict[str, str]:
-        variables = process.environment(**options)
+        variables = ghost_environment.environment(**options)
         of_run.append(variables["GHOST_SHM"])
         return variables
 

@@ -10,8 +10,8 @@ from tonnage.case import Case
 from tonnage.catalog.configurations import resolve
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate, TonnageError, UsageError
+from tonnage.estimates.from_traces import Run
 from tonnage.estimates.predict import estimate
-from tonnage.estimates.summary import Run
 from tonnage.estimates.timeline import timeline
 from tonnage.job import Job
 from tonnage.model import ModelRef

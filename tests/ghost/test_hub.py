@@ -11,7 +11,7 @@ import pytest
 
 import tonnage
 from tonnage.catalog.models import find_model, hub_repositories, model_names
-from tonnage.ghost.process import PATH
+from tonnage.ghost.environment import PATH
 
 sys.path.extend(PATH.split(":"))
 

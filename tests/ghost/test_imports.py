@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tonnage.ghost.process import PATH
+from tonnage.ghost.environment import PATH
 
 
 def test_several_actions_after_one_import_all_happen_in_order() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tonnage.ghost.process import PATH, environment
+from tonnage.ghost.environment import PATH, environment
 from tonnage.ghost.wheel import Torch
 
 WITH_KEY = """

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tonnage.ghost.process import PATH
+from tonnage.ghost.environment import PATH
 
 OLDER = "frames = SimpleNamespace(skip_code=lambda code: marked.append(code.co_name))\n"
 NEWER = (

@@ -9,7 +9,7 @@ from networks import tiny, tiny_job
 from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates import predict
-from tonnage.estimates.summary import Run
+from tonnage.estimates.from_traces import Run
 from tonnage.job import Job
 from tonnage.plans import Plan
 from tonnage.techniques.expert_parallel import transformers_has_it

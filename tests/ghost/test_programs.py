@@ -105,7 +105,10 @@ def test_the_trainer_with_data_loader_workers(dry_run: Any, tmp_path_factory: An
     answer = dry_run("trainer.py", str(tmp_path_factory.mktemp("trainer")), "--workers", "2")
     _, trace = consistent(answer)
     assert trace.steps == 3
-    assert answer.run.estimate.host.pinned_bytes > 0
+    estimate = answer.run.estimate
+    assert estimate.host.pinned_bytes > 0
+    held = estimate.ranks[0]["host"]
+    assert 0 < held["workers"] == estimate.host.by_category["workers"] < held["process"]
 
 
 def test_accelerate_launch(dry_run: Any) -> None:
@@ -621,6 +624,7 @@ def test_a_big_model_on_the_host_is_not_filled(dry_run: Any, only_a_configuratio
     assert NOT_FILLED in estimate.coverage.assumed
     assert answer.printed[-1]["host_peak_bytes"] < 2 * 2**30
     assert estimate.host.peak_bytes >= 2 * answer.printed[-1]["parameters"], "what a real one takes there"
+    assert estimate.ranks[0]["host"]["loading"] >= 1.999 * answer.printed[-1]["parameters"]
 
 
 def test_pretrained_weights_are_placed_on_cards_as_the_loader_does(dry_run: Any, only_a_configuration: str) -> None:
@@ -692,6 +696,7 @@ def test_what_a_program_saves_takes_the_place_of_nothing(dry_run: Any, tmp_path:
     }
     assert {path.read_text() for path in tmp_path.iterdir()} == {"trained for a week"}
     assert any(said.startswith("what was saved went into a folder") for said in estimate.coverage.assumed)
+    assert estimate.ranks[0]["host"]["tensors"] >= 4 * 2048 * 2048, "safetensors copies all to the host first"
 
 
 def test_zeros_are_reported_to_no_tracker(dry_run: Any, tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from tonnage.ghost import process
-from tonnage.ghost.process import PATH
+from tonnage.ghost import environment as ghost_environment
+from tonnage.ghost.environment import PATH
 from tonnage.trace.trace import Activity, pack_activity
 
 sys.path.extend(PATH.split(":"))
 from tonnage_recorder import layout, records
 
-HEADER = (Path(process.__file__).parent / "native" / "ghost.h").read_text(encoding="utf-8")
+HEADER = (Path(ghost_environment.__file__).parent / "native" / "ghost.h").read_text(encoding="utf-8")
 TYPES = {"uint8_t": "B", "uint16_t": "H", "uint32_t": "I", "uint64_t": "Q"}
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tonnage.ghost.process import PATH
+from tonnage.ghost.environment import PATH
 from tonnage.trace.trace import Activity, pack_activity
 
 sys.path.extend(PATH.split(":"))

@@ -9,7 +9,7 @@ import pytest
 
 from networks import tiny_job
 from tonnage.catalog.devices import parse_cluster
-from tonnage.ghost.process import PATH
+from tonnage.ghost.environment import PATH
 from tonnage.plans import Plan
 from tonnage.workers import worker as worker_module
 

@@ -4,7 +4,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from tonnage.ghost.process import PATH
+from tonnage.ghost.environment import PATH
 
 sys.path.extend(PATH.split(":"))
 from tonnage_inside.values import tuning

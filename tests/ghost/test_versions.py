@@ -24,7 +24,7 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.estimates import predict
 from tonnage.estimates.timeline import timeline
-from tonnage.ghost.process import PATH
+from tonnage.ghost.environment import PATH
 from tonnage.job import Job
 from tonnage.plans import Plan
 from tonnage.script import dry_run as dry_run_module

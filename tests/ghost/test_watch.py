@@ -11,7 +11,7 @@ import pytest
 
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.timeline import timeline
-from tonnage.ghost.process import environment
+from tonnage.ghost.environment import environment
 from tonnage.ghost.wheel import Torch
 from tonnage.script import dry_run as dry_run_module
 from tonnage.script import launchers

@@ -41,8 +41,7 @@ def test_global_batch_in_tokens_is_exact():
 
 def test_free_choices():
     plan = with_free_choices(question())
-    assert (plan.allocator, plan.optimizer, plan.loss) == ("expandable", "adamw-fused", "chunked")
-    assert with_free_choices(question(without=("loss",))).loss == "plain"
+    assert (plan.allocator, plan.optimizer, plan.loss) == ("expandable", "adamw-fused", "plain")
     assert with_free_choices(question(optimizer="adamw-loop")).optimizer == "adamw-loop"
     assert with_free_choices(question(gpu="t4")).precision == "fp16-mixed"
 

@@ -14,7 +14,7 @@ from tonnage.units import GIB
 
 def list_plain(gpu="2xl4"):
     """Return the candidates of two cards with one sequence each, without parallel dimensions."""
-    asked = question(model="llama-3.2-1b", gpu=gpu, without=("tp", "pp", "cp"))
+    asked = question(model="llama-3.2-1b", gpu=gpu, without=("tp", "pp", "cp", "loss"))
     return [one for one in list_candidates(asked) if possible(asked, one)]
 
 
@@ -98,7 +98,7 @@ def test_few_probes_find_the_fastest_plan_without_bounds(gpu, monkeypatch):
         return Bounded(candidate=candidate, work=found.work, shape=None, bound_bytes=0, is_rough=True)
 
     monkeypatch.setattr("tonnage.planner.candidate_pool.bound_candidate", without_bounds)
-    asked = question(model="llama-3.2-1b", gpu=gpu, without=("tp", "pp", "cp"))
+    asked = question(model="llama-3.2-1b", gpu=gpu, without=("tp", "pp", "cp", "loss"))
     runner = UnknownNetwork()
     found = Search(asked, runner, lambda text: None)
     found.run(1)

@@ -30,9 +30,10 @@ def choice(job=JOB, plan=PLAN):
 
 def test_a_plan_is_read_back_as_it_was_written(tmp_path):
     path = tmp_path / "plan.toml"
-    path.write_text(plan_file.text(choice(), gpu="8xa100-80gb", gpu_memory_bytes=2**34))
+    path.write_text(plan_file.text(choice(), gpu="8xa100-80gb", gpu_memory_bytes=2**34, host_memory_bytes=2**40))
     found = plan_file.read(path)
     assert (found.model, found.gpu, found.gpu_memory_bytes) == ('odd "name"', "8xa100-80gb", 2**34)
+    assert found.host_memory_bytes == 2**40
     of_plan = {name: value for name, value in found.options.items() if name in Plan.__dataclass_fields__}
     of_job = {name: value for name, value in found.options.items() if name in Job.__dataclass_fields__}
     assert Plan(**of_plan) == PLAN

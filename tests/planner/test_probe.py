@@ -11,7 +11,7 @@ from tonnage.estimates.predict import estimate, trace
 from tonnage.planner.probe import Moment, Probe, extrapolate, summarize_trace
 from tonnage.planner.trial_run import MICRO_BATCHES
 from tonnage.plans import Plan
-from tonnage.shallow.depths import choose_depths, roomy, with_layers
+from tonnage.shallow.depths import choose_probe_depths, roomy, with_layers
 
 LAYERS = 24
 
@@ -36,9 +36,9 @@ def test_two_depths_predict_the_whole_network(worker, gpu, plan):
         summarize_trace(
             trace(Case(with_layers(job(), layers), plan, cluster), worker=worker, rank=0, steps=1), cluster
         )
-        for layers in choose_depths(job(), plan)
+        for layers in choose_probe_depths(job(), plan)
     ]
-    need = extrapolate(*probes, choose_depths(job(), plan), LAYERS)
+    need = extrapolate(*probes, choose_probe_depths(job(), plan), LAYERS)
     whole = estimate(Case(job(), plan, cluster), worker=worker, rank=0).estimate.peak
     assert sum(need.by_category.values()) == need.process_bytes
     runtime = whole.by_category["runtime"]
@@ -71,7 +71,7 @@ def t5(**options):
 )
 def test_two_depths_predict_an_encoder_and_decoder(worker, gpu, plan, method):
     cluster, job = roomy(parse_cluster(gpu)), t5(method=method)
-    few = choose_depths(job, plan)
+    few = choose_probe_depths(job, plan)
     small, large, whole = (
         summarize_trace(trace(Case(with_layers(job, layers), plan, cluster), worker=worker, rank=0, steps=1), cluster)
         for layers in (*few, LAYERS)

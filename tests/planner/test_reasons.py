@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 from solutions import FormulaRunner, question
+from tonnage.estimates.estimate import Host
 from tonnage.planner.decision_path import list_stages, trace_path
 from tonnage.planner.reasons import explain_choice
 from tonnage.planner.solve import search
+from tonnage.units import GIB
 
 ASKED = question("llama-3.1-8b", "4xa100-80gb", seq_len=16384)
 
@@ -15,7 +17,9 @@ class OptimisticProbes(FormulaRunner):
 
     def probe(self, candidates, cluster):
         return [
-            replace(one, process_bytes=one.process_bytes // 40, uncached_bytes=one.uncached_bytes // 40, whole=False)
+            replace(
+                one, process_bytes=one.process_bytes // 400, uncached_bytes=one.uncached_bytes // 400, whole=False
+            )
             for one in super().probe(candidates, cluster)
         ]
 
@@ -32,6 +36,22 @@ def test_whole_run_that_did_not_fit_counts_more_than_a_probe():
     assert "too much" in after.why
     assert after.saves_bytes is not None
     assert before.saves_bytes is not None
+
+
+class FullHost(FormulaRunner):
+    """Whole runs need more host memory than there is."""
+
+    def find_estimate(self, candidate, cluster):
+        host = Host(peak_bytes=GIB, pinned_bytes=0).with_machine(96 * GIB, {}, 64 * GIB)
+        return replace(self._answer(candidate, cluster), fits=True).with_host(host)
+
+
+def test_what_does_not_fit_on_the_host_is_too_much():
+    asked = question("smollm2-135m", "4xa100-80gb")
+    best = search(asked, FormulaRunner(), top=1).plans[0]
+    reasons = explain_choice(best, asked, FullHost())
+    assert reasons
+    assert all("96.00 GiB of host memory on each machine, too much" in one.why for one in reasons)
 
 
 def test_path_shows_whole_runs():

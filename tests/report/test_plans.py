@@ -8,6 +8,7 @@ import tonnage
 from solutions import FormulaRunner, question
 from tonnage.planner.solve import search
 from tonnage.report import plans, plans_html
+from tonnage.units import GIB
 
 
 @cache
@@ -37,15 +38,14 @@ def test_ascii_on_a_narrow_terminal():
     assert max(map(len, text.splitlines())) <= 60
 
 
-def test_host_memory_is_shown_where_a_plan_uses_it():
-    """The host's own memory is not known."""
-    offloaded = solved(gpu="8xa100-80gb", param_offload="cpu", shard="zero3")
-    best = offloaded.plans[0]
-    of_eight = replace(best.estimate, cluster={**best.estimate.cluster, "gpus_per_node": 8})
-    offloaded = replace(offloaded, plans=(replace(best, estimate=of_eight),))
-    for shown in (" ".join(plans.render(offloaded).split()), plans_html.page(offloaded)):
-        assert "of host memory on each machine (8 x " in shown
-    assert "of host memory" not in plans.render(solved(gpu="8xa100-80gb"))
+def test_host_memory_of_the_best_plan_is_judged():
+    found = solved(gpu="8xa100-80gb", param_offload="cpu", shard="zero3")
+    best = found.plans[0]
+    host = best.estimate.host.with_machine(96 * GIB, {"pinned": 96 * GIB}, 128 * GIB)
+    judged = replace(found, plans=(replace(best, estimate=best.estimate.with_host(host)),))
+    for shown in (" ".join(plans.render(judged).split()), plans_html.page(judged)):
+        assert "needs 96.00 GiB and usually has 128.00 GiB" in shown
+    assert "Host memory" not in plans.render(found)  # not known there
 
 
 def test_nothing_fits():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import estimates
-from tonnage.estimates.estimate import CATEGORIES, StepPeak
+from tonnage.estimates.estimate import CATEGORIES, StepPeak, capacity_bytes
 from tonnage.plans import Plan
 from tonnage.report import wording
 from tonnage.report.palette import LOOKS, OTHERS
@@ -34,7 +34,7 @@ def test_command_is_shown_as_typed():
 
 def test_memory_of_other_processes_is_not_free():
     estimate = estimates.scripted()
-    own, capacity = estimate.peak.process_bytes, wording.capacity_bytes(estimate)
+    own, capacity = estimate.peak.process_bytes, capacity_bytes(estimate)
     assert capacity is not None
     processes = (
         {"process": 7, "rank": estimate.rank, "held_bytes": 3 * 2**30, "peak_bytes": own + 2**30},

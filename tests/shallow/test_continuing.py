@@ -284,7 +284,7 @@ def compare(worker, job, plan, cluster, rank=0):
     found = estimate(
         Case(job, plan, cluster), worker=worker, rank=rank, steps=1, repeated=2, few_layers=True, fresh=True
     )
-    assert found.traces[0].layers == (*depths.choose_depths_to_continue(job, plan), depths.layers_of(job))
+    assert found.traces[0].layers == (*depths.choose_assembly_depths(job, plan), depths.layers_of(job))
     assert replace(found.estimate.peak, by_category={}) == replace(whole.estimate.peak, by_category={})
     largest = whole.estimate.peak.allocated_bytes
     assert found.estimate.peak.by_category == pytest.approx(whole.estimate.peak.by_category, abs=0.01 * largest)

@@ -8,7 +8,7 @@ import pytest
 from networks import tiny_job
 from tonnage.plans import Plan
 from tonnage.shallow import depths
-from tonnage.shallow.depths import choose_depths, choose_depths_to_continue, layers_of, with_layers
+from tonnage.shallow.depths import choose_assembly_depths, choose_probe_depths, layers_of, with_layers
 
 
 def of_tiny(**changes):
@@ -18,21 +18,21 @@ def of_tiny(**changes):
 
 
 def test_depths_follow_the_pattern_of_layers():
-    assert choose_depths(of_tiny(), Plan()) == (2, 3)
-    assert choose_depths(of_tiny(), Plan(shard="zero3")) == (3, 4)
-    assert choose_depths(of_tiny(), Plan(pp=4)) == (8, 12)  # two layers a stage, and three
-    assert choose_depths(of_tiny(layer_types=["full", "sliding", "sliding"] * 16), Plan()) == (3, 6)
-    assert choose_depths(of_tiny(layer_types=[f"kind {i}" for i in range(48)]), Plan()) is None
-    assert choose_depths(of_tiny(first_k_dense_replace=1), Plan()) == (3, 4)
+    assert choose_probe_depths(of_tiny(), Plan()) == (2, 3)
+    assert choose_probe_depths(of_tiny(), Plan(shard="zero3")) == (3, 4)
+    assert choose_probe_depths(of_tiny(), Plan(pp=4)) == (8, 12)  # two layers a stage, and three
+    assert choose_probe_depths(of_tiny(layer_types=["full", "sliding", "sliding"] * 16), Plan()) == (3, 6)
+    assert choose_probe_depths(of_tiny(layer_types=[f"kind {i}" for i in range(48)]), Plan()) is None
+    assert choose_probe_depths(of_tiny(first_k_dense_replace=1), Plan()) == (3, 4)
     for unsaid in ({"sliding_window_pattern": "LLLG"}, {"layer_types": None}):
-        assert choose_depths(of_tiny(model_type="exaone4", **unsaid), Plan()) == (4, 8)
-    assert choose_depths(of_tiny(num_hidden_layers=8), Plan()) is None  # two of 12 layers together are no less work
-    assert choose_depths(of_tiny(layer_types=["full", "sliding"] * 24), Plan(checkpointing="every-3")) == (6, 12)
-    assert choose_depths(of_tiny(num_hidden_layers=47, sliding_window_pattern=6), Plan()) == (
-        5,
-        11,
-    )  # the last are like those
-    assert choose_depths(of_tiny(), Plan(checkpointing="sqrt")) is None
+        assert choose_probe_depths(of_tiny(model_type="exaone4", **unsaid), Plan()) == (4, 8)
+    # Two runs of 12 layers together are no less work than 8 layers.
+    assert choose_probe_depths(of_tiny(num_hidden_layers=8), Plan()) is None
+    two_kinds = of_tiny(layer_types=["full", "sliding"] * 24)
+    assert choose_probe_depths(two_kinds, Plan(checkpointing="every-3")) == (6, 12)
+    # The last layers are like those.
+    assert choose_probe_depths(of_tiny(num_hidden_layers=47, sliding_window_pattern=6), Plan()) == (5, 11)
+    assert choose_probe_depths(of_tiny(), Plan(checkpointing="sqrt")) is None
     assert with_layers(of_tiny(layer_types=["a", "b"] * 24), 4).model.config["layer_types"] == ["a", "b", "a", "b"]
 
 
@@ -40,8 +40,8 @@ def test_depths_follow_the_pattern_of_layers():
 def test_a_shallow_network_has_as_many_inputs_under_way_as_a_deep_one(checkpointing, least):
     """Layers that run again send one block each to the host: two may be leaving, and two on their way back."""
     plan = Plan(activation_offload="cpu-streamed", checkpointing=checkpointing)
-    assert choose_depths(of_tiny(), plan) == (least, least + 1)
-    assert choose_depths(of_tiny(), replace(plan, activation_offload="cpu")) == (2, 3)
+    assert choose_probe_depths(of_tiny(), plan) == (least, least + 1)
+    assert choose_probe_depths(of_tiny(), replace(plan, activation_offload="cpu")) == (2, 3)
 
 
 @pytest.mark.parametrize("name", ["n_layer", "n_layers"])
@@ -50,7 +50,7 @@ def test_older_families_call_the_number_otherwise(name):
     config = {key: value for key, value in found.model.config.items() if key != "num_hidden_layers"}
     job = replace(found, model=replace(found.model, config={**config, name: 48}))
     assert layers_of(job) == 48
-    assert choose_depths(job, Plan()) == (2, 3)
+    assert choose_probe_depths(job, Plan()) == (2, 3)
     assert with_layers(job, 3).model.config == {**config, name: 3}
 
 
@@ -60,7 +60,7 @@ def test_of_several_stacks_the_one_of_words_is_cut():
     config = {name: value for name, value in pictured.model.config.items() if name != "num_hidden_layers"}
     job = replace(pictured, model=replace(pictured.model, config={**config, "text_config": words}))
     assert layers_of(job) == 48
-    assert choose_depths(job, Plan()) == (6, 12)
+    assert choose_probe_depths(job, Plan()) == (6, 12)
     cut = with_layers(job, 6).model.config
     assert cut["text_config"]["num_hidden_layers"] == 6
     assert cut["vision_config"] == config["vision_config"]
@@ -102,17 +102,17 @@ def of_both(**config):
 def test_an_encoder_and_a_decoder_are_cut_together(config, cut):
     job = of_both(**config)
     assert layers_of(job) == 24
-    assert choose_depths(job, Plan()) == (2, 3)
-    assert choose_depths(job, Plan(shard="zero3")) == (3, 4)
+    assert choose_probe_depths(job, Plan()) == (2, 3)
+    assert choose_probe_depths(job, Plan(shard="zero3")) == (3, 4)
     assert with_layers(job, 2).model.config == {"is_encoder_decoder": True, **cut}
-    assert choose_depths_to_continue(job, Plan(shard="zero3")) is None  # three of them take as long as all
+    assert choose_assembly_depths(job, Plan(shard="zero3")) is None  # three of them take as long as all
 
 
 def test_an_encoder_and_a_decoder_may_have_configurations_of_their_own():
     own = {"model_type": "t5_gemma_module", "num_hidden_layers": 26}
     kinds = ["sliding_attention", "full_attention"] * 13
     job = of_both(model_type="t5gemma", encoder={**own, "layer_types": kinds}, decoder=own)
-    assert choose_depths(job, Plan()) == (2, 4)
+    assert choose_probe_depths(job, Plan()) == (2, 4)
     cut = with_layers(job, 4).model.config
     assert cut["encoder"] == {**own, "num_hidden_layers": 4, "layer_types": kinds[:4]}
     assert cut["decoder"] == {**own, "num_hidden_layers": 4}
@@ -130,11 +130,11 @@ def test_an_encoder_and_a_decoder_may_have_configurations_of_their_own():
     ],
 )
 def test_an_encoder_and_a_decoder_that_are_not_alike_are_run_whole(config):
-    assert choose_depths(of_both(**config), Plan()) is None
+    assert choose_probe_depths(of_both(**config), Plan()) is None
 
 
 def test_a_decoder_alone_may_say_how_deep_its_encoder_was():
-    assert choose_depths(of_tiny(model_type="mbart", decoder_layers=4), Plan()) is None
+    assert choose_probe_depths(of_tiny(model_type="mbart", decoder_layers=4), Plan()) is None
 
 
 def test_names_of_depths_are_those_of_transformers():
@@ -197,34 +197,35 @@ def test_what_configurations_leave_unsaid_is_what_transformers_takes():
 
 def test_only_layers_that_take_long_are_continued():
     job = of_tiny()
-    assert choose_depths_to_continue(job, Plan(shard="zero3")) == (3, 4, 5)
-    assert choose_depths_to_continue(replace(job, method="lora"), Plan()) == (2, 3, 4)
-    assert choose_depths_to_continue(job, Plan()) is None
-    assert choose_depths_to_continue(job, Plan(shard="ddp", tp=2)) is None  # whose second step is another
-    assert choose_depths_to_continue(job, Plan(shard="zero2", pp=4)) is None
-    assert choose_depths_to_continue(of_tiny(num_hidden_layers=11), Plan(shard="zero3")) is None
+    assert choose_assembly_depths(job, Plan(shard="zero3")) == (3, 4, 5)
+    assert choose_assembly_depths(replace(job, method="lora"), Plan()) == (2, 3, 4)
+    assert choose_assembly_depths(job, Plan()) is None
+    assert choose_assembly_depths(job, Plan(shard="ddp", tp=2)) is None  # whose second step is another
+    assert choose_assembly_depths(job, Plan(shard="zero2", pp=4)) is None
+    assert choose_assembly_depths(of_tiny(num_hidden_layers=11), Plan(shard="zero3")) is None
     alternating = of_tiny(sliding_window_pattern=6, num_hidden_layers=74)
-    assert choose_depths_to_continue(alternating, Plan(shard="zero3")) == (14, 20, 26)  # two of each kind, at least
-    assert choose_depths_to_continue(of_tiny(sliding_window_pattern=6), Plan(shard="zero3")) is None
+    assert choose_assembly_depths(alternating, Plan(shard="zero3")) == (14, 20, 26)  # two of each kind, at least
+    assert choose_assembly_depths(of_tiny(sliding_window_pattern=6), Plan(shard="zero3")) is None
     deep = of_tiny(num_hidden_layers=80)
-    assert choose_depths_to_continue(deep, Plan(shard="zero2", pp=2)) == (
+    assert choose_assembly_depths(deep, Plan(shard="zero2", pp=2)) == (
         6,
         8,
         10,
-    )  # a layer of a stage beyond `choose_depths`
-    assert choose_depths_to_continue(deep, Plan(shard="zero2", pp=4)) == (8, 12, 16)
-    assert (
-        choose_depths_to_continue(deep, Plan(shard="zero3", pp=4)) is None
-    )  # three layers a stage, which are no fewer
-    assert choose_depths_to_continue(of_tiny(num_hidden_layers=96), Plan(shard="zero3", pp=4)) == (12, 16, 20)
+    )  # a layer of a stage beyond `choose_probe_depths`
+    assert choose_assembly_depths(deep, Plan(shard="zero2", pp=4)) == (8, 12, 16)
+    assert choose_assembly_depths(deep, Plan(shard="zero3", pp=4)) is None  # three layers a stage, which are no fewer
+    assert choose_assembly_depths(of_tiny(num_hidden_layers=96), Plan(shard="zero3", pp=4)) == (12, 16, 20)
     interleaved = Plan(pp=2, pp_schedule="interleaved")
-    assert choose_depths_to_continue(of_tiny(num_hidden_layers=96), interleaved) == (12, 16, 20)
-    assert choose_depths_to_continue(deep, Plan(shard="zero2", pp=8)) is None  # ten layers a stage
+    assert choose_assembly_depths(of_tiny(num_hidden_layers=96), interleaved) == (12, 16, 20)
+    assert choose_assembly_depths(deep, Plan(shard="zero2", pp=8)) is None  # ten layers a stage
 
 
 def test_looks_at_a_pipeline_have_layers_between_the_first_and_the_last_of_a_stage():
-    assert choose_depths(of_tiny(num_hidden_layers=80), Plan(shard="zero2", pp=4)) == (8, 12)
-    assert choose_depths(of_tiny(num_hidden_layers=32), Plan(shard="zero2", pp=4)) == (4, 8)  # where there are enough
+    assert choose_probe_depths(of_tiny(num_hidden_layers=80), Plan(shard="zero2", pp=4)) == (8, 12)
+    assert choose_probe_depths(of_tiny(num_hidden_layers=32), Plan(shard="zero2", pp=4)) == (
+        4,
+        8,
+    )  # where there are enough
 
 
 def test_layers_for_images_would_be_run_three_times():
@@ -233,5 +234,5 @@ def test_layers_for_images_would_be_run_three_times():
     for tower, continued in ((8, (3, 4, 5)), (24, None)):
         config = {**words, "vision_config": {"model_type": "clip_vision_model", "num_hidden_layers": tower}}
         seeing = replace(job, model=replace(job.model, config=config))
-        assert choose_depths_to_continue(seeing, Plan(shard="zero3")) == continued
-        assert choose_depths(seeing, Plan(shard="zero3")) == (3, 4)
+        assert choose_assembly_depths(seeing, Plan(shard="zero3")) == continued
+        assert choose_probe_depths(seeing, Plan(shard="zero3")) == (3, 4)

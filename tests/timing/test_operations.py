@@ -7,8 +7,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tonnage.catalog.devices import find_device
+from tonnage.case import Case
+from tonnage.catalog.devices import find_device, parse_cluster
 from tonnage.catalog.models import find_model
+from tonnage.estimates.step_time import price
 from tonnage.timing import rates
 from tonnage.timing.attention import seen_tokens
 from tonnage.timing.head import head_operations
@@ -16,6 +18,7 @@ from tonnage.timing.kinds import read_shape
 from tonnage.timing.layer import layer_operations
 from tonnage.timing.operations import Product, Slice
 from tonnage.timing.shape import Shape
+from tonnage.trainers.cases import request
 
 LLAMA = Shape(
     layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, value_dim=128, intermediate=14336, gated=True,
@@ -265,3 +268,32 @@ def test_dropout_of_kept_scores_passes_through_memory_too():
     scores = 100 * 100 * 32
     for plain, dropped in zip(softmax(False), softmax(True), strict=True):
         assert dropped - plain == 5 * scores  # read and written in 16 bits, and a mask
+
+
+@pytest.mark.parametrize(
+    ("loss", "measured"), [("plain", 0.1226), ("chunked", 0.1288), ("fused", 0.1261), ("liger", 0.1285)]
+)
+def test_steps_with_each_loss_take_what_an_h200_took(loss, measured):
+    """Measurements of h200-2026-11-20 and -26: llama-3.2-1b, two sequences of 2,048 tokens, adamw, bf16-mixed."""
+    job, plan = request("llama-3.2-1b", seq_len=2048, micro_batch=2, loss=loss)
+    assert price(Case(job, plan, parse_cluster("h200"))).step_seconds == pytest.approx(measured, rel=0.06)
+
+
+def test_kernels_of_liger_pass_over_memory_less_often():
+    eager, liger = (layer_operations(LLAMA, Slice(tokens=8, seq_len=8, liger=liger)) for liger in (False, True))
+    passes = [
+        sum(op.bytes for op in (*layer.forward, *layer.backward) if op.family in ("norm", "pointwise"))
+        for layer in (eager, liger)
+    ]
+    assert passes[1] < 0.5 * passes[0]
+
+
+def test_liger_casts_the_heads_weights_for_each_slice_of_a_trainer():
+    """A slice has 128 of 4,096 tokens: the vocabulary is 31.3 times as large as the width, rounded up to 32."""
+    part = Slice(tokens=4096, seq_len=4096, casts=True)
+    weights = LLAMA.hidden * LLAMA.vocab
+    added = {
+        loss: next(op.bytes for op in head_operations(LLAMA, part, loss).backward if "summed" in op.name) / weights
+        for loss in ("liger", "liger-trainer")
+    }
+    assert added == {"liger": 2 * 32 + 4, "liger-trainer": (6 + 6) * 32 + 8}

@@ -25,6 +25,7 @@ from tonnage.trainers.engine import Engine
 from tonnage.trainers.hf_trainer import run as hf_trainer
 from tonnage.trainers.megatron import network as megatron_network
 from tonnage.trainers.megatron import run as megatron
+from tonnage.trainers.not_run import find_not_run
 
 TRAINERS = [engine for engine in ENGINES if engine.name != "tonnage"]
 ONE = parse_cluster("a100-80gb")
@@ -83,7 +84,9 @@ def test_whatever_it_does_not_list_is_refused(trainer: Engine) -> None:
             if known == engine.ANY or value in known or not is_accepted(value, option.possible):  # a pattern
                 continue
             said = refused(trainer, dataclasses.replace(plan_for(trainer), **{item.name: value}))
-            assert f"{item.name.replace('_', '-')}={value}: the engine {trainer.name} has no setting" in said
+            setting = find_not_run(trainer.name, item.name, value)
+            why = f"tonnage does not run that ({setting})" if setting else f"the engine {trainer.name} has no setting"
+            assert f"{item.name.replace('_', '-')}={value}: {why}" in said
             tried += 1
     assert tried > 5
 
@@ -220,7 +223,7 @@ def test_accelerates_networks_generate_where_they_can(
 def test_ligers_package_is_wanted_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hf_trainer, "find_version", lambda package: None)
     monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
-    said = refused(hf_trainer.HF_TRAINER, Plan(engine="hf-trainer", loss="liger"))
+    said = refused(hf_trainer.HF_TRAINER_ENGINE, Plan(engine="hf-trainer", loss="liger"))
     assert (
         said
         == "loss=liger: the package liger-kernel is not installed; pip install liger-kernel, or choose loss plain."
@@ -241,14 +244,33 @@ def test_sft_refuses_other_networks_by_its_own_name(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("method", "plan", "said"),
     [
+        ("qlora", {"precision": "fp16-mixed"}, "fp16's scaler cannot unscale"),
+        ("lora", {"precision": "fp16-mixed"}, ""),
+        ("lora", {"weights_dtype": "bf16"}, "leave weights-dtype out"),
+        ("full", {"weights_dtype": "bf16"}, ""),
+    ],
+)
+def test_adapters_of_trl_have_its_own_dtype(method, plan, said, monkeypatch) -> None:
+    monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
+    plan = Plan(engine="trl", loss="chunked", **plan)
+    found = refused(engine_of(plan), plan, tiny_job(method=method))
+    assert said in found
+    assert bool(found) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("method", "plan", "said"),
+    [
         ("full", {"precision": "bf16-mixed"}, "choose precision bf16-true or fp32"),
-        ("lora", {"precision": "bf16-true"}, "choose precision bf16-mixed or fp32"),
+        ("full", {"precision": "fp16-mixed"}, "choose precision fp32, or method lora"),
+        ("lora", {"precision": "bf16-true"}, "choose precision bf16-mixed, fp16-mixed or fp32"),
+        ("lora", {"precision": "fp16-mixed"}, ""),
         ("lora", {}, ""),
         ("full", {"precision": "fp32"}, ""),
     ],
 )
 def test_what_axolotl_loads_is_what_it_computes_in(method: str, plan: dict[str, str], said: str) -> None:
-    found = refused(axolotl.AXOLOTL, Plan(engine="axolotl", **plan), tiny_job(method=method))
+    found = refused(axolotl.AXOLOTL_ENGINE, Plan(engine="axolotl", **plan), tiny_job(method=method))
     assert said in found
     assert bool(found) == bool(said)
 
@@ -286,7 +308,7 @@ def test_sft_leaves_what_is_not_quantized_unless_its_user_has_it_prepared() -> N
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mixtral", "qwen3_moe", "gpt2"])
 def test_megatron_takes_networks_that_it_has_itself(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
-    assert refused(megatron.MEGATRON, Plan(engine="megatron"), tiny_job(kind)) == ""
+    assert refused(megatron.MEGATRON_ENGINE, Plan(engine="megatron"), tiny_job(kind)) == ""
 
 
 @pytest.mark.parametrize(
@@ -307,7 +329,7 @@ def test_megatron_says_what_it_has_no_layers_for(
     monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
     job = tiny_job(kind)
     job = dataclasses.replace(job, model=dataclasses.replace(job.model, config={**job.model.config, **said}))
-    assert reason in refused(megatron.MEGATRON, Plan(engine="megatron"), job)
+    assert reason in refused(megatron.MEGATRON_ENGINE, Plan(engine="megatron"), job)
 
 
 @pytest.mark.parametrize(
@@ -324,14 +346,16 @@ def test_megatrons_degrees_divide_what_there_is(
     kind: str, plan: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
-    found = refused(megatron.MEGATRON, Plan(engine="megatron", shard="zero1", **plan), tiny_job(kind), "8xa100-80gb")
+    found = refused(
+        megatron.MEGATRON_ENGINE, Plan(engine="megatron", shard="zero1", **plan), tiny_job(kind), "8xa100-80gb"
+    )
     assert reason in found
     assert bool(found) == bool(reason)
 
 
 def test_megatrons_learned_positions_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
-    said = refused(megatron.MEGATRON, Plan(engine="megatron"), tiny_job("gpt2", seq_len=65))
+    said = refused(megatron.MEGATRON_ENGINE, Plan(engine="megatron"), tiny_job("gpt2", seq_len=65))
     assert said.endswith("has a table of 64 positions; choose seq-len 64 or less.")
 
 

@@ -18,7 +18,7 @@ from tonnage.errors import UsageError
 from tonnage.job import Job
 from tonnage.options import is_accepted, options
 from tonnage.plans import Plan
-from tonnage.trainers import ENGINES, table, targets
+from tonnage.trainers import ENGINES, liger, table, targets
 from tonnage.trainers.cases import request
 from tonnage.trainers.engine import ANY
 from tonnage.trainers.targets import TARGETS, Export, Target
@@ -137,7 +137,9 @@ SAME = {
 def test_another_job_is_refused(target: Target) -> None:
     if target.has_setting("ep", 2, 1):
         pytest.skip("it has expert parallelism")
-    with pytest.raises(UsageError, match=f"{target.name} has no setting for ep 2.*--without ep"):
+    with pytest.raises(
+        UsageError, match=f"{target.name} cannot do ep 2 .*: tonnage plan gpt2 --gpu 8xa100-80gb .* --without ep"
+    ):
         exported(target, Plan(ep=2), gpus="8xa100-80gb")
 
 
@@ -145,7 +147,7 @@ def test_a_method_without_words_is_refused_with_those_that_have_them(target: Tar
     if target.has_setting("method", "qlora", "full"):
         pytest.skip("it has QLoRA")
     known = ",".join(target.expresses.get("method", ("full",)))
-    with pytest.raises(UsageError, match=rf"no setting for method qlora.*: tonnage plan MODEL --method {known}\.$"):
+    with pytest.raises(UsageError, match=rf"cannot do method qlora.*: tonnage plan gpt2 .* --method {known}\.$"):
         exported(target, job=replace(job_for(target), method="qlora"))
 
 
@@ -441,11 +443,68 @@ def test_megatrons_overrides_are_in_the_command() -> None:
     assert "train.micro_batch_size=1\n" in overrides.text
 
 
-def test_what_is_said_in_the_place_of_others_has_words() -> None:
-    """axolotl has none for fp16-mixed, nor, in full fine-tuning, for the bf16-mixed that stands in its place."""
-    made = exported("axolotl", Plan(precision="fp16-mixed"))
-    [said] = [item for item in made.unexpressed if item.option == "precision"]
-    assert (said.value, said.instead) == ("fp16-mixed", "bf16-true")
+NEAREST = [
+    ("hf-trainer", {"loss": "chunked"}, {"loss": "liger"}),
+    ("hf-trainer", {"loss": "fused"}, {"loss": "liger"}),
+    ("accelerate", {"loss": "fused"}, {"loss": "chunked"}),
+    ("axolotl", {"loss": "chunked", "precision": "bf16-true"}, {"loss": "liger"}),
+    ("llama-factory", {"loss": "torch"}, {"loss": "liger"}),
+    ("deepspeed", {"loss": "chunked"}, {"loss": "plain"}),
+    ("hf-trainer", {"checkpointing": "selective"}, {"checkpointing": "full"}),
+    ("megatron-bridge", {"checkpointing": "budget=2GiB"}, {"checkpointing": "full"}),
+    ("hf-trainer", {"shard": "zero1"}, {"shard": "zero2"}),
+    ("megatron-bridge", {"shard": "zero3"}, {"shard": "zero1"}),
+    ("deepspeed", {"optimizer_offload": "nvme=0.5", "shard": "zero2"}, {"optimizer_offload": "nvme"}),
+    ("hf-trainer", {"optimizer": "adamw-fp8-ao"}, {"optimizer": "adamw-8bit"}),
+    ("deepspeed", {"optimizer": "adamw-8bit"}, {"optimizer": "adamw"}),
+    ("torchtitan", {"precision": "fp16-true"}, {"precision": "bf16-true"}),
+    ("axolotl", {"precision": "fp16-mixed"}, {"precision": "fp32"}),
+]
+"""Targets, plans, and what is written in place of each value; all else of these plans can be expressed."""
+
+
+@pytest.mark.parametrize(("name", "plan", "written"), NEAREST, ids=lambda value: str(value))
+def test_the_nearest_value_by_memory_is_written(name: str, plan: dict[str, str], written: dict[str, str]) -> None:
+    job = LLAMA if name in LLAMAS else tiny_job("llama")
+    gpus = "8xa100-80gb" if "shard" in plan else "a100-80gb"
+    made = exported(name, Plan(**plan), job, gpus)
+    differing = {item.option.replace("-", "_"): item.instead for item in made.unexpressed}
+    assert {option: differing[option] for option in written} == written
+    assert {option: getattr(made.plan, option) for option in written} == written
+
+
+def test_liger_is_not_written_for_a_network_without_its_kernels() -> None:
+    made = exported("hf-trainer", Plan(loss="chunked"), tiny_job("gpt2"))
+    assert [(item.instead, item.why) for item in made.unexpressed] == [("plain", "Liger has no kernels for gpt2")]
+
+
+def test_the_families_of_liger_are_those_of_the_package() -> None:
+    monkey_patch = pytest.importorskip("liger_kernel.transformers.monkey_patch")
+    assert set(monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN) == liger.FAMILIES
+
+
+def test_adapters_in_fp16_are_written_for_axolotl() -> None:
+    made = exported("axolotl", Plan(precision="fp16-mixed"), tiny_job(method="lora"), "t4")
+    assert made.unexpressed == ()
+    assert (made.settings["fp16"], made.settings["bf16"]) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("method", "plan", "option"), [("lora", {"weights_dtype": "bf16"}, "weights-dtype"), ("qlora", {}, "precision")]
+)
+def test_sft_decides_the_dtype_of_adapters(method: str, plan: dict[str, str], option: str) -> None:
+    precision = "fp16-mixed" if method == "qlora" else "bf16-mixed"
+    made = exported("trl", Plan(loss="chunked", precision=precision, **plan), tiny_job(method=method))
+    assert [item.option for item in made.unexpressed] == [option]
+    assert "SFTTrainer makes the adapters" in made.unexpressed[0].why
+
+
+def test_variables_reach_all_machines_under_deepspeed() -> None:
+    made = exported("deepspeed", Plan(shard="zero3", allocator="expandable"), gpus="2x8xa100-80gb")
+    [text] = [item.text for item in made.files if item.name == ".deepspeed_env"]
+    assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in text.splitlines()
+    alone = exported("deepspeed", Plan(shard="zero3", allocator="expandable"), gpus="8xa100-80gb")
+    assert ".deepspeed_env" not in {item.name for item in alone.files}
 
 
 def test_the_command_line_names_all_targets() -> None:
@@ -498,15 +557,9 @@ def test_a_card_without_bf16_is_said() -> None:
     assert "bf16" not in " ".join(exported("hf-trainer", Plan(precision="fp16-mixed"), gpus="t4").notes)
 
 
-def test_what_a_trainer_itself_needs_is_asked_with_what_is_written():
-    """The plan's own value is one that its engine would refuse."""
-    (said,) = [
-        note for note in exported("deepspeed", Plan(optimizer="adamw-fused", shard="zero2")).notes if "itself" in note
-    ]
-    assert said.endswith("tonnage estimate --plan FILE --engine deepspeed --optimizer adamw.")
-
-
-def test_a_card_without_bf16_is_not_told_to_plan_what_was_planned():
-    notes = " ".join(exported("axolotl", Plan(precision="fp16-mixed"), gpus="t4").notes)
-    assert "axolotl has no setting for fp16-mixed, export to another target" in notes
-    assert "plan with precision" not in notes
+@pytest.mark.parametrize(("name", "method"), [("torchtitan", "full"), ("trl", "qlora")])
+def test_a_card_without_bf16_gets_fp32_in_place_of_fp16(name: str, method: str) -> None:
+    job = replace(job_for(targets.find_target(name)), method=method)
+    written = {gpu: exported(name, Plan(precision="fp16-mixed"), job, gpu) for gpu in ("t4", "a100-40gb")}
+    assert {gpu: made.plan.precision for gpu, made in written.items()} == {"t4": "fp32", "a100-40gb": "bf16-mixed"}
+    assert "bf16" not in " ".join(written["t4"].notes)

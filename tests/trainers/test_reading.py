@@ -17,8 +17,8 @@ from tonnage.errors import TonnageError, UnreadableFile
 from tonnage.job import Job
 from tonnage.options import options
 from tonnage.planner.candidates import list_candidates
-from tonnage.planner.changes import wordless
 from tonnage.planner.question import Question
+from tonnage.planner.settings_file import wordless
 from tonnage.plans import Plan
 from tonnage.trainers import reading, targets
 
@@ -558,8 +558,10 @@ def test_any_text_is_an_answer(tmp_path: Path, text: str) -> None:
 def test_axolotls_own_engine_runs_what_it_has_words_for(tmp_path: Path) -> None:
     said = {"base_model": "x", "sequence_len": 512, "bf16": True, "gradient_checkpointing": True}
     assert reading.read(written(tmp_path, "a.yaml", said)).options["engine"] == "axolotl"
-    liger = {**said, "liger_fused_linear_cross_entropy": True}  # which that engine does not run
-    assert "engine" not in reading.read(written(tmp_path, "a.yaml", liger)).options
+    liger = {**said, "liger_fused_linear_cross_entropy": True}
+    assert reading.read(written(tmp_path, "a.yaml", liger)).options["engine"] == "axolotl"
+    reentrant = {**said, "gradient_checkpointing_kwargs": {"use_reentrant": True}}  # which that engine does not run
+    assert "engine" not in reading.read(written(tmp_path, "a.yaml", reentrant)).options
 
 
 def test_where_no_engine_says_it_a_search_leaves_out_what_the_target_has_no_words_for(tmp_path: Path) -> None:

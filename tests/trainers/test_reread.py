@@ -17,7 +17,7 @@ from tonnage.errors import CannotEstimate
 from tonnage.plans import Plan
 from tonnage.trainers import packages, reread, targets
 from tonnage.trainers.cases import request
-from tonnage.trainers.targets import Export, Target
+from tonnage.trainers.target import Export, File, Target
 
 FULL = {"precision": "bf16-mixed", "optimizer": "adamw-fused", "clip_grad_norm": 2}
 PLANS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str]]] = {
@@ -177,7 +177,7 @@ def test_megatron_bridge_takes_its_overrides(model: str, plan: Plan, gpus: str) 
     export = targets.export_plan(
         Case(request(model, seq_len=4096, grad_accum=2)[0], plan, parse_cluster(gpus)), model, target
     )
-    assert f"all {len(export.settings)} settings are as the plan says" in str(reread.check(export, target))
+    assert f"all {len(export.settings)} settings are read as they were written" in str(reread.check(export, target))
 
 
 def test_true_is_not_one() -> None:
@@ -194,7 +194,7 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_error_of_the_target_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     target, export = made("torchrun", 0)
-    broken = dataclasses.replace(export, files=(targets.File(name="job.json", text='{"bogus": 1}'),))
+    broken = dataclasses.replace(export, files=(File(name="job.json", text='{"bogus": 1}'),))
     monkeypatch.setattr(packages, "missing", lambda packages: [])
     with pytest.raises(CannotEstimate, match=r"torchrun does not take what was written for it: .*bogus"):
         reread.check(broken, target)

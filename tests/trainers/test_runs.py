@@ -11,8 +11,8 @@ from networks import TINY as TINY_OF_TESTS
 from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate, UsageError
+from tonnage.estimates.from_traces import Run
 from tonnage.estimates.predict import estimate
-from tonnage.estimates.summary import Run
 from tonnage.estimates.timeline import timeline
 from tonnage.job import Job
 from tonnage.model import ModelRef

@@ -8,8 +8,8 @@ import torch
 
 from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
+from tonnage.estimates.from_traces import Run
 from tonnage.estimates.predict import estimate
-from tonnage.estimates.summary import Run
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tonnage.ghost import process
+from tonnage.ghost import environment as ghost_environment
 from tonnage.ghost.wheel import Torch
 from tonnage.units import GIB
 from tonnage.workers import preload
@@ -64,7 +64,7 @@ def test_torch_compile_learns_of_the_forks_own_card(torch_build: Torch) -> None:
         "card = get_interface_for_device('cuda').get_device_properties(0)\n"
         "print(card.multi_processor_count, card.total_memory)"
     )
-    environment = process.environment(torch=torch_build, sms=132, total_bytes=80 * GIB)
+    environment = ghost_environment.environment(torch=torch_build, sms=132, total_bytes=80 * GIB)
     answer = subprocess.run([sys.executable, "-c", print_card], env=environment, capture_output=True, text=True)
     assert answer.stdout.split() == ["132", str(80 * GIB)], answer.stderr
 
@@ -85,7 +85,7 @@ def test_a_broken_module_raises_its_error_where_it_is_imported_again(torch_build
         "try: import preload_lacks\n"
         "except Exception as error: print(type(error).__name__, error.name)"
     )
-    environment = process.environment(torch=torch_build, sms=132, total_bytes=80 * GIB)
+    environment = ghost_environment.environment(torch=torch_build, sms=132, total_bytes=80 * GIB)
     environment["PYTHONPATH"] = f"{environment['PYTHONPATH']}{os.pathsep}{tmp_path}"
     answer = subprocess.run([sys.executable, "-c", again], env=environment, capture_output=True, text=True)
     assert answer.stdout.split() == ["ModuleNotFoundError", "preload_missing"], answer.stderr

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tonnage.ghost.process import PATH
+from tonnage.ghost.environment import PATH
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan

@@ -1,1 +1,9 @@
-"""What to change in a case that does not fit, or only barely: changes that were run, with what each one gains."""
+"""What to change in a case that does not fit, or fits only barely.
+
+Four places propose something:
+
+- changes of a case that are run before they are shown: `changes.py` lists them, `trials.py` runs them
+- options that are derived from an out-of-memory message and not run: `untried.py`
+- settings of a user's own script: `script/planning.py`, `script/tries.py`; without a plan `script/ladder.py`
+- what a search may choose: `FREE` in `planner/search_space.py`
+"""

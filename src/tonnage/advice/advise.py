@@ -19,7 +19,7 @@ from tonnage.case import Case
 from tonnage.cluster import CPU
 from tonnage.estimates import predict
 from tonnage.estimates.estimate import Advice, Estimate
-from tonnage.estimates.summary import Run
+from tonnage.estimates.from_traces import Run
 from tonnage.planner.trial_runner import TrialRunner
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def answers(
 
 def add_needed(estimate: Estimate, asked: Asked, runner: TrialRunner) -> Estimate:
     """Return an estimate that does not fit with what the whole step needs on a card without a limit."""
-    if estimate.fits:
+    if estimate.fits_card:
         return estimate
     whole = run_without_limit(asked.case, runner, asked.rank, asked.steps)
     if whole is None:
@@ -109,15 +109,15 @@ def add_needed(estimate: Estimate, asked: Asked, runner: TrialRunner) -> Estimat
         needed=whole.peak,
         needed_seconds=whole.time.get("step_seconds"),
         model={**estimate.model, **counted},
-    )
+    ).with_host(whole.host)
 
 
 def add_advice(estimate: Estimate, asked: Asked, runner: TrialRunner) -> Estimate:
     """Return an estimate that does not fit, or only barely, with the changes that were tried."""
-    peak = estimate.needed if not estimate.fits else estimate.peak
+    peak = estimate.peak if estimate.fits_card else estimate.needed
     if peak is None:
         return estimate
-    trials = Trials(asked.case, peak, runner, rank=asked.rank, steps=asked.steps, with_room=estimate.fits)
+    trials = Trials(asked.case, peak, runner, rank=asked.rank, steps=asked.steps, with_room=estimate.fits_card)
     trials.run()
     advice = tuple(
         Advice(

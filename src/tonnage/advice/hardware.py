@@ -9,7 +9,7 @@ from typing import Any, Final
 from tonnage.advice.changes import Change
 from tonnage.case import Case
 from tonnage.catalog.devices import find_device
-from tonnage.cluster import GPUS_PER_NODE, Cluster
+from tonnage.cluster import GPUS_PER_NODE
 from tonnage.estimates.estimate import Peak
 from tonnage.mesh import SHARDING
 from tonnage.planner.nearest import CARDS, DOUBLINGS
@@ -21,7 +21,7 @@ def list_cards(case: Case, peak: Peak) -> Iterator[Change]:
     for name in CARDS:
         device = find_device(name)
         if device.capacity_bytes > max(cluster.device.capacity_bytes, least):
-            larger = Cluster(device=device, gpus_per_node=cluster.gpus_per_node, nodes=cluster.nodes)
+            larger = replace(cluster, device=device, network_bytes_per_second=None)
             yield Change(options={}, limit_bytes=0, cluster=larger)
 
 

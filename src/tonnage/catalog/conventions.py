@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tonnage.plans import Plan
+from tonnage.plans import SHARDS, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,8 @@ class Conventions:
     """True if FSDP2 reduces gradients in the compute dtype: accelerate's policy, which sets no other reduce dtype."""
     by_zero: bool = False
     """True if DeepSpeed's ZeRO shards, which stores weights and gradients in the compute dtype."""
+    loads_in_parts: tuple[str, ...] = ()
+    """Values of `shard` under which each rank loads its own part; else it makes the whole network in host memory."""
     copies_share_experts: bool = False
     """True if all data-parallel ranks can share the experts, also replicas that share nothing else."""
 
@@ -36,14 +38,14 @@ _HF_TRAINER: Final = Conventions(
 )
 
 _BY_ENGINE: Final[Mapping[str, Conventions]] = {
-    "tonnage": Conventions(torchs_ddp=True),
+    "tonnage": Conventions(torchs_ddp=True, loads_in_parts=("zero2", "zero3", "hsdp")),
     "hf-trainer": _HF_TRAINER,
     "trl": _HF_TRAINER,
     "axolotl": _HF_TRAINER,
     "accelerate": Conventions(torchs_ddp=True, reduces_as_computed=True),
-    "deepspeed": Conventions(fuses_adamw=True, by_zero=True),
-    "torchtitan": Conventions(clips=True, fuses_adamw=True, keeps_adapters=True),
-    "megatron": Conventions(clips=True, copies_share_experts=True),
+    "deepspeed": Conventions(fuses_adamw=True, by_zero=True, loads_in_parts=("zero3",)),
+    "torchtitan": Conventions(clips=True, fuses_adamw=True, keeps_adapters=True, loads_in_parts=SHARDS),
+    "megatron": Conventions(clips=True, copies_share_experts=True, loads_in_parts=SHARDS),
 }
 
 

@@ -88,6 +88,8 @@ def generic_device(capacity_bytes: int) -> Device:
         name="generic GPU",
         capacity_bytes=capacity_bytes,
         nvml_total_bytes=None,
+        host_bytes=None,
+        host_source="",
         peak_flops=Peaks(),
         source=(
             f"only the memory was given ({format_gib(capacity_bytes)}); assumed: capability "
@@ -121,13 +123,18 @@ def host_device(capacity_bytes: int | None = None) -> Device:
 
 
 def parse_cluster(
-    spec: str | None = None, *, gpus: int | None = None, gpu_memory_bytes: int | None = None
+    spec: str | None = None,
+    *,
+    gpus: int | None = None,
+    gpu_memory_bytes: int | None = None,
+    host_memory_bytes: int | None = None,
 ) -> Cluster:
     """Return the cluster that `t4`, `8xA100-80GB` or `4x8xH100` (machines x GPUs) stands for.
 
     `gpus` is the total where the text has no number; above 8 it must be a multiple of 8.  `here` stands for this
     machine with all of its GPUs, or with the given number of them.  `gpu_memory_bytes` replaces the card's memory;
-    without a name it stands for a GPU that is not in the catalog.
+    without a name it stands for a GPU that is not in the catalog.  `host_memory_bytes` is the memory of each machine
+    beside its GPUs; by default that of this machine for `here`, else `Cluster.host_limit_bytes` says what is usual.
     Raises UnknownDevice and UsageError; for `here` also CannotEstimate.
     """
     if gpus is not None and gpus < 1:
@@ -144,19 +151,21 @@ def parse_cluster(
             f"{spec!r} has {pluralise(nodes * per_node, 'GPU')}, but --gpus is {gpus}; give one of the two."
         )
     if normalise(name) == HERE:
-        return _local_cluster(nodes, per_node or gpus, gpu_memory_bytes)
+        return _local_cluster(nodes, per_node or gpus, gpu_memory_bytes, host_memory_bytes)
     if per_node is None:
         nodes, per_node = _split_into_machines(gpus or 1)
-    return Cluster(device=_resolve_device(name, gpu_memory_bytes), gpus_per_node=per_node, nodes=nodes)
+    device = _resolve_device(name, gpu_memory_bytes)
+    return Cluster(device=device, gpus_per_node=per_node, nodes=nodes, host_memory_bytes=host_memory_bytes)
 
 
-def _local_cluster(nodes: int, per_node: int | None, memory_bytes: int | None) -> Cluster:
+def _local_cluster(nodes: int, per_node: int | None, memory_bytes: int | None, host_bytes: int | None) -> Cluster:
     """Return a cluster of this number of machines like the local one."""
-    from tonnage.catalog import local_gpus
+    from tonnage.catalog import local_gpus, machine
 
-    machine = local_gpus.cluster(per_node)
-    device = machine.device if memory_bytes is None else machine.device.with_capacity(memory_bytes)
-    return replace(machine, device=device, nodes=nodes)
+    local = local_gpus.cluster(per_node)
+    device = local.device if memory_bytes is None else local.device.with_capacity(memory_bytes)
+    host_bytes = machine.memory_bytes() if host_bytes is None else host_bytes
+    return replace(local, device=device, nodes=nodes, host_memory_bytes=host_bytes)
 
 
 def _split_spec(spec: str | None) -> tuple[int, int | None, str]:
@@ -230,7 +239,7 @@ def _parse_device(
     entry: Mapping[str, Any], capabilities: Mapping[str, Any], observed: Mapping[str, Mapping[str, Any]]
 ) -> Device:
     """Return the Device of one table of devices.toml."""
-    values = {k: v for k, v in entry.items() if k not in ("context_observed_mib", "context_like")}
+    values = {k: v for k, v in entry.items() if k not in ("context_observed_mib", "context_like", "machines")}
     limits = {k: v for k, v in capabilities[entry["capability"]].items() if k not in ("source", "date")}
     major, minor = entry["capability"].split(".")
     values |= {
@@ -239,7 +248,19 @@ def _parse_device(
         "peak_flops": Peaks(**entry.get("peak_flops", {})),
         "source": tuple(entry["source"]),
     }
-    return Device(**values, **limits, **_context_fields(entry, observed))
+    return Device(**values, **limits, **_host_fields(entry), **_context_fields(entry, observed))
+
+
+def _host_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a GPU's share of host memory: the median over the machines that usually have the card, in whole GiB."""
+    machines = entry.get("machines", ())
+    if not machines:
+        return {}
+    listed = ", ".join(f"{one['name']} {one['memory_gib']:,} GiB for {one['gpus']}" for one in machines)
+    return {
+        "host_bytes": int(median(one["memory_gib"] / one["gpus"] for one in machines)) * GIB,
+        "host_source": f"median of {pluralise(len(machines), 'machine')}: {listed}",
+    }
 
 
 def _context_fields(entry: Mapping[str, Any], observed: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -294,10 +315,15 @@ def spell_cluster(cluster: Cluster) -> tuple[str, int | None]:
 
 
 def spell_options(cluster: Cluster) -> str:
-    """Return the cluster as command-line options: `--gpu 8xh100-80gb`, or `--gpu-memory 6GiB --gpus 2`."""
+    """Return the cluster as command-line options: `--gpu 8xh100-80gb`, or `--gpu-memory 6GiB --gpus 2`.
+
+    The host's memory is among them if it was stated.
+    """
+    host = "" if cluster.host_memory_bytes is None else f" --host-memory {spell_bytes(cluster.host_memory_bytes)}"
     name, memory_bytes = spell_cluster(cluster)
     if memory_bytes is None:
-        return f"--gpu {name}"
+        return f"--gpu {name}{host}"
     memory = f"--gpu-memory {spell_bytes(memory_bytes)}"
     is_usual = (cluster.nodes == 1 and cluster.gpus <= GPUS_PER_NODE) or cluster.gpus_per_node == GPUS_PER_NODE
-    return f"{memory} --gpus {cluster.gpus}" if name.endswith("x") and is_usual else f"--gpu {name} {memory}"
+    cards = f"{memory} --gpus {cluster.gpus}" if name.endswith("x") and is_usual else f"--gpu {name} {memory}"
+    return f"{cards}{host}"

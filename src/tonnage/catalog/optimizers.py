@@ -240,6 +240,9 @@ Adafactor keeps the means of rows and columns in place of a moment.  bitsandbyte
 parameter's dtype; torch and torchao keep them in that dtype.
 """
 
+WHOLE_MOMENTS: Final = tuple(row.name for row in OPTIMIZERS if row.moments == 2 and row.state_bits in (None, 32))
+"""Optimizers with two moments that are not compressed: each is as large as fp32 gradients."""
+
 _BY_NAME: Final = {optimizer.name: optimizer for optimizer in OPTIMIZERS}
 
 

@@ -12,6 +12,7 @@ from tonnage.cli.options import (
     GpuMemory,
     Gpus,
     Here,
+    HostMemory,
     Html,
     Json,
     Save,
@@ -37,6 +38,7 @@ def dry_run(
     here: Here = False,
     gpus: Gpus = None,
     gpu_memory: GpuMemory = None,
+    host_memory: HostMemory = None,
     rank: Annotated[
         int | None,
         typer.Option(
@@ -65,12 +67,12 @@ def dry_run(
     """
     from tonnage.cli.answer import Output, deliver
     from tonnage.cli.progress import progress
-    from tonnage.script.advice import Asked
+    from tonnage.script.planning import Asked
     from tonnage.script.tries import answers
 
     wanted = Output(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check(force=force)
-    cluster = parse_cluster_options(gpu, gpus, gpu_memory, here, command)
+    cluster = parse_cluster_options(gpu, gpus, gpu_memory, here, command, host_memory=host_memory)
     asked = Asked(command=command, cluster=cluster, stated={}, timeout_seconds=float(timeout), torch_version=torch)
     with progress(moving=False) as say:
         runs = answers(asked, steps=steps, rank=rank, advise=advice, progress=say)

@@ -14,12 +14,16 @@ from tonnage.cli.options import (
     GpuMemory,
     Gpus,
     Here,
+    HostMemory,
     Html,
     Json,
     ModelOrNone,
     Offline,
+    Price,
+    Samples,
     Save,
     Snapshot,
+    Tokens,
     TorchVersion,
     count,
     parse_cluster_options,
@@ -37,6 +41,7 @@ def estimate(
     here: Here = False,
     gpus: Gpus = None,
     gpu_memory: GpuMemory = None,
+    host_memory: HostMemory = None,
     rank: Annotated[
         int | None,
         typer.Option(
@@ -53,6 +58,9 @@ def estimate(
             "Optimizer steps to run. Default: 3, of which only the first is run if the others are equal to it.",
         ),
     ] = None,
+    tokens: Tokens = None,
+    samples: Samples = None,
+    price: Price = None,
     torch: TorchVersion = None,
     offline: Offline = False,
     plan: Annotated[
@@ -93,21 +101,24 @@ def estimate(
     from tonnage.cli.answer import Output, deliver
     from tonnage.cli.progress import progress
     from tonnage.errors import UsageError
+    from tonnage.estimates.training import TrainingGoal, with_training
     from tonnage.planner import plan_file
     from tonnage.trainers import cases
 
     wanted = Output(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check(force=force)
+    goal = TrainingGoal(tokens=tokens, samples=samples, price=price)
     stated = options
     if plan is not None:
         file = plan_file.read(plan)
         model = file.network(model)
         if gpu is None and not here:  # the file's memory belongs to the file's GPU
             gpu, gpu_memory = file.gpu, gpu_memory or file.gpu_memory_bytes
+            host_memory = host_memory or file.host_memory_bytes
         options = file.under(options)
     if model is None:
         raise UsageError("No MODEL was given; name one (`tonnage models` lists them), or give a --plan FILE.")
-    cluster = parse_cluster_options(gpu, gpus, gpu_memory, here)
+    cluster = parse_cluster_options(gpu, gpus, gpu_memory, here, host_memory=host_memory)
     wanted.check_card(cluster.device.id)
     say: Callable[[str], None]
     with progress() as say:
@@ -132,10 +143,11 @@ def estimate(
     def complete() -> "Estimate":
         nonlocal say
         with progress() as say:
-            return next(runs, run).estimate
+            return with_training(next(runs, run).estimate, goal)
 
     with closing(runs):
-        return deliver(run.estimate, lambda: run.traces, wanted, complete if run.estimate.wants_advice else None)
+        first = with_training(run.estimate, goal)
+        return deliver(first, lambda: run.traces, wanted, complete if first.wants_advice else None)
 
 
 def _spell_others(rank: int | None, steps: int | None, torch: str | None, *, offline: bool) -> tuple[str, ...]:

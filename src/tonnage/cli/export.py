@@ -1,5 +1,6 @@
 """`tonnage export plan.toml --to TARGET`: write a plan as the configuration files of a trainer."""
 
+import shlex
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,7 @@ from tonnage.errors import UnwritableFile, UsageError
 
 if TYPE_CHECKING:
     from tonnage.trainers.reread import Checked
-    from tonnage.trainers.targets import Export, File
+    from tonnage.trainers.target import Export, File
 
 
 def _target_names(incomplete: str) -> list[str]:
@@ -46,40 +47,56 @@ def export(
             "setting and list it.",
         ),
     ] = False,
+    no_check: Annotated[
+        bool,
+        typer.Option(
+            "--no-check",
+            help="Write the nearest settings without estimating them under the trainer first: they may not fit.",
+        ),
+    ] = False,
     offline: Offline = False,
     json: Json = False,
 ) -> int:
-    """Write a plan as configuration files of your trainer, and check that its own code reads them as meant.
+    """Write a plan as configuration files of your trainer that fit and that its own code reads as meant.
 
     Example: tonnage export plan.toml --to hf-trainer --out run
     """
     from tonnage.catalog.devices import parse_cluster
     from tonnage.cli import answer
     from tonnage.cli.progress import progress
-    from tonnage.planner import plan_file
+    from tonnage.planner import exporting, plan_file
     from tonnage.trainers import cases, reread, targets
+    from tonnage.trainers.target import File
 
     target = targets.find_target(to)
     file = plan_file.read(plan)
-    cluster = parse_cluster(file.gpu, gpus=None, gpu_memory_bytes=file.gpu_memory_bytes)
+    cluster = parse_cluster(
+        file.gpu, gpu_memory_bytes=file.gpu_memory_bytes, host_memory_bytes=file.host_memory_bytes
+    )
     case = cases.make_case(file.model, cluster, file.options, stated={}, offline=offline)
-    with progress() as say:
-        say("making the files")
-        exported = targets.export_plan(case, file.model, target)
-    if strict and exported.unexpressed:
-        listed = "; ".join(f"{item.option}={item.value} ({item.why})" for item in exported.unexpressed)
-        raise UsageError(f"{to} cannot express {listed}. Nothing was written.")
     folder = out if out is not None else Path(to)
-    _check_folder(folder, exported.files, force)
+    _check_folder(folder, (File(name=exporting.FILE, text=""),), force)  # before what takes seconds
     with progress() as say:
-        say(f"reading the files back as {to} does")
-        checked = reread.check(exported, target)
+        prepared = exporting.prepare(
+            case, file.model, target, strict=strict, check=not no_check, offline=offline, progress=say
+        )
+        exported = prepared.export
+        if exported is not None:
+            _check_folder(folder, exported.files, force)
+            say(f"reading the files back as {to} does")
+            checked = reread.check(exported, target)
+    if exported is None:
+        if json:
+            answer.print_json({"schema_version": 1, "target": to, "files": [], **prepared.to_json()})
+        else:
+            answer.emit(f"{to}: {prepared.checked}\n")
+        return 1
     _write_files(folder, exported.files)
     if json:
-        document = {**exported.to_json(), "folder": str(folder), "read_back": str(checked)}
+        document = {**exported.to_json(), **prepared.to_json(), "folder": str(folder), "read_back": str(checked)}
         answer.print_json(document)
     else:
-        answer.emit(_render_text(exported, folder, checked))
+        answer.emit(_render_text(exported, folder, checked, prepared.checked))
     return 0
 
 
@@ -119,18 +136,27 @@ def _write_files(folder: Path, files: "tuple[File, ...]") -> None:
         raise
 
 
-def _render_text(exported: "Export", folder: Path, checked: "Checked") -> str:
-    """Return what `tonnage export` prints: the files, how they were read back, the command to run."""
+def _render_text(exported: "Export", folder: Path, checked: "Checked", estimated: str) -> str:
+    """Return what `tonnage export` prints: the files, what they need, how they were read back, the command to run."""
+    from tonnage.planner import exporting
+
     read_back = str(checked)
     lines = [
         f"{folder}: {', '.join(item.name for item in exported.files)}",
+        estimated,
         read_back[0].upper() + read_back[1:] + ".",
         "",
         "To train, run in this folder:",
         f"  {exported.command}",
     ]
+    if any(item.name == exporting.FILE for item in exported.files):
+        lines += [
+            "",
+            "To estimate it again:",
+            f"  tonnage estimate --plan {shlex.quote(str(folder / exporting.FILE))}",
+        ]
     if exported.unexpressed:
-        lines += ["", f"{exported.target} has no setting for:"]
+        lines += ["", "Different from the plan:"]
         lines += [
             f"  {item.option}={item.value}: {item.why}; written: {item.option}={item.instead}"
             for item in exported.unexpressed

@@ -43,8 +43,11 @@ PANELS: Final[Mapping[str, tuple[str, ...]]] = {
         "unquantized_dtype",
     ),
     PARALLELISM: ("tp", "sequence_parallel", "pp", "pp_schedule", "pp_stages", "cp", "ep", "accum_sync"),
-    SEARCH: ("find", "allow", "only", "without", "headroom", "host_memory", "settings"),
-    HARDWARE: ("here", "rank", "steps", "timeout", "torch", "source", "fresh", "offline"),
+    SEARCH: ("find", "allow", "only", "without", "headroom", "settings"),
+    HARDWARE: (
+        *("tokens", "samples", "price", "here", "host_memory", "rank", "steps", "timeout", "torch", "source"),
+        *("fresh", "offline"),
+    ),
     OUTPUT: ("advice", "save", "html", "snapshot", "out", "top", "pareto", "strict", "force"),
 }
 """The panels of `--help` in their order, and in each the parameters of commands in theirs."""
@@ -160,11 +163,33 @@ HostMemory = Annotated[
     int | None,
     typer.Option(
         "--host-memory",
-        help="Limit of the host memory (RAM) of each machine: 256GiB. Default: 512 GiB for each GPU; with --here, "
-        "the memory of this machine.",
+        help="Host memory (RAM) of each machine: 256GiB. Default: what machines with this card usually have "
+        "(`tonnage devices NAME`); with --here, the memory of this machine.",
         metavar="SIZE",
         parser=_parser(parse_bytes),
     ),
+]
+Tokens = Annotated[
+    int | None,
+    typer.Option(
+        "--tokens",
+        help="Tokens of the whole training, as 15B: also say how long it takes, in days and GPU-hours.",
+        metavar="N",
+        parser=_parser(parse_count),
+    ),
+]
+Samples = Annotated[
+    int | None,
+    typer.Option(
+        "--samples",
+        help="The same in sequences, such as rows x epochs.",
+        metavar="N",
+        parser=_parser(parse_count),
+    ),
+]
+Price = Annotated[
+    float | None,
+    typer.Option("--price", help="Price of an hour of one GPU: also say what the whole training costs.", metavar="N"),
 ]
 Steps = Annotated[int, count("--steps", "Optimizer steps to run.")]
 TorchVersion = Annotated[
@@ -206,7 +231,13 @@ Force = Annotated[
 
 
 def parse_cluster_options(
-    gpu: str | None, gpus: int | None, gpu_memory: int | None, here: bool, command: Sequence[str] = ()
+    gpu: str | None,
+    gpus: int | None,
+    gpu_memory: int | None,
+    here: bool,
+    command: Sequence[str] = (),
+    *,
+    host_memory: int | None = None,
 ) -> "Cluster":
     """Return the GPUs that the options name.
 
@@ -224,7 +255,9 @@ def parse_cluster_options(
         )
     if here and gpu is not None:
         raise UsageError(f"--gpu {gpu} and --here both name the GPUs; give one of the two.")
-    cluster = parse_cluster(HERE if here else gpu, gpus=gpus, gpu_memory_bytes=gpu_memory)
+    cluster = parse_cluster(
+        HERE if here else gpu, gpus=gpus, gpu_memory_bytes=gpu_memory, host_memory_bytes=host_memory
+    )
     if here:
         from tonnage.catalog.local_gpus import in_use, visible
 

@@ -6,7 +6,7 @@
 import os
 import shutil
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +22,9 @@ from tonnage.cli.options import (
     Json,
     ModelOrCommand,
     Offline,
+    Price,
+    Samples,
+    Tokens,
     TorchVersion,
     count,
     parse_cluster_options,
@@ -34,9 +37,10 @@ from tonnage.plans import HEADROOM
 
 if TYPE_CHECKING:
     from tonnage.cluster import Cluster
-    from tonnage.planner.changes import FileComparison
+    from tonnage.estimates.training import TrainingGoal
+    from tonnage.planner.settings_file import FileComparison
     from tonnage.planner.solution import Solution
-    from tonnage.script.advice import Asked
+    from tonnage.script.planning import Asked
 
 TIMEOUT_SECONDS = 900
 """Default time limit of each run of a script."""
@@ -108,6 +112,9 @@ def plan(
             f"Stop each run of a script (-- COMMAND) after this many seconds. Default: {TIMEOUT_SECONDS}.",
         ),
     ] = None,
+    tokens: Tokens = None,
+    samples: Samples = None,
+    price: Price = None,
     torch: TorchVersion = None,
     offline: Offline = False,
     json: Json = False,
@@ -134,24 +141,25 @@ def plan(
 
     Example: tonnage plan llama-3.1-70b --gpu 4x8xh100-80gb --seq-len 8192 --global-batch-tokens 4M --save plan.toml
     """
+    from tonnage.estimates.training import TrainingGoal
     from tonnage.files import check_outputs, check_replaceable
     from tonnage.planner.limits import check_cards, initial_card
 
-    outputs = _Outputs(json=json, html=html, save=save)
+    outputs = _Outputs(
+        json=json, html=html, save=save, goal=TrainingGoal(tokens=tokens, samples=samples, price=price)
+    )
     check_outputs(save, html)
     check_replaceable(save, html, force=force)
-    cluster = parse_cluster_options(
-        gpu if here else initial_card(find, gpu), gpus, gpu_memory, here, model_or_command
-    )
+    card = gpu if here else initial_card(find, gpu)
+    cluster = parse_cluster_options(card, gpus, gpu_memory, here, model_or_command, host_memory=host_memory)
     limits: dict[str, Any] = {
         **{"only": words(only), "without": words(without), "allow": words(allow)},
         "headroom": headroom / 100,
     }
     if _is_command(model_or_command):
-        _refuse_for_script(
-            {"find": find, "from": settings, "save": save, "pareto": pareto, "host-memory": host_memory}
-        )
-        from tonnage.script.advice import Asked
+        refused = {"tokens": tokens, "samples": samples, "price": price}
+        _refuse_for_script({"find": find, "from": settings, "save": save, "pareto": pareto, **refused})
+        from tonnage.script.planning import Asked
 
         asked = Asked(
             command=model_or_command,
@@ -165,11 +173,6 @@ def plan(
     if timeout is not None:
         raise UsageError(f"--timeout {timeout} is for a script: it limits each run of it. {_LEAVE_OUT}")
     check_cards(find, cluster, gpu=gpu, gpus=gpus, gpu_memory=gpu_memory, here=here)
-    if here and host_memory is None:
-        from tonnage.catalog import machine
-
-        host_memory = machine.memory_bytes()
-    limits["host_memory_bytes"] = host_memory
     how = {"top": top, "pareto": pareto, "torch_version": torch}
     return _plan_model(model_or_command[0], cluster, options, limits, settings, find, how, outputs, offline=offline)
 
@@ -181,12 +184,17 @@ class _Outputs:
     json: bool
     html: Path | None
     save: Path | None
+    goal: "TrainingGoal"
 
     def deliver(self, solution: "Solution", comparison: "FileComparison | None", model: str) -> int:
         """Print the solution, with what it changes in a trainer's file, write the files, and return the exit code."""
         from tonnage.cli import answer
+        from tonnage.estimates.training import with_training
         from tonnage.files import write_text
         from tonnage.planner import plan_file
+
+        timed = (replace(choice, estimate=with_training(choice.estimate, self.goal)) for choice in solution.plans)
+        solution = replace(solution, plans=tuple(timed))
 
         if self.json:
             answer.print_json(
@@ -206,7 +214,8 @@ class _Outputs:
         if self.save is not None and not solution.plans:
             print(f"did not write {self.save}: there is no plan to save", file=sys.stderr)
         elif self.save is not None:
-            gpus = {name: solution.question[name] for name in ("gpu", "gpu_memory_bytes")}  # with --find, the answer
+            names = ("gpu", "gpu_memory_bytes", "host_memory_bytes")  # with --find, the answer
+            gpus: dict[str, Any] = {name: solution.question.get(name) for name in names}
             model = plan_file.found_anywhere(model)
             write_text(self.save, plan_file.text(solution.plans[0], **gpus, model=model))
             answer.say_written(self.save)
@@ -232,7 +241,7 @@ def _plan_model(
 
     settings, options = None, stated
     if settings_file is not None:
-        from tonnage.planner.changes import wordless
+        from tonnage.planner.settings_file import wordless
         from tonnage.trainers import reading
 
         settings = reading.read(settings_file).on(cluster.gpus)
@@ -244,10 +253,10 @@ def _plan_model(
         solution = ask.answer(question, find, **how, progress=say)
         cluster = question.cluster
         if find is not None:  # the GPUs may be the answer
-            name, memory_bytes = (solution.question[key] for key in ("gpu", "gpu_memory_bytes"))
-            cluster = parse_cluster(name, gpu_memory_bytes=memory_bytes)
+            name, *memory = map(solution.question.get, ("gpu", "gpu_memory_bytes", "host_memory_bytes"))
+            cluster = parse_cluster(name, gpu_memory_bytes=memory[0], host_memory_bytes=memory[1])
         if settings is not None:
-            from tonnage.planner.changes import beside
+            from tonnage.planner.settings_file import beside
 
             best = solution.plans[0].candidate if solution.plans else None
             torch = how["torch_version"]
@@ -302,20 +311,20 @@ def _plan_script(asked: "Asked", *, json: bool, html: Path | None) -> int:
     """Advise which settings of a script to change, write the page if one is wanted, and return the exit code."""
     from tonnage.cli import answer
     from tonnage.cli.progress import progress
-    from tonnage.script.advice import advise
+    from tonnage.script.planning import plan_script
 
     with progress(moving=False) as say:
-        advice = advise(asked, say)
+        script_plan = plan_script(asked, say)
     if json:
-        answer.print_json(advice.to_json())
+        answer.print_json(script_plan.to_json())
     else:
         from tonnage.report.script import render
 
-        answer.emit(render(advice, width=answer.width(), colour=answer.colour(), unicode=answer.unicode()))
+        answer.emit(render(script_plan, width=answer.width(), colour=answer.colour(), unicode=answer.unicode()))
     if html is not None:
         from tonnage.files import write_text
         from tonnage.report.script_html import page
 
-        write_text(html, page(advice))
+        write_text(html, page(script_plan))
         answer.say_written(html)
-    return {"found": 0, "unknown": 3}.get(advice.status, 1)
+    return {"found": 0, "unknown": 3}.get(script_plan.status, 1)

@@ -6,7 +6,7 @@ import json
 import shlex
 import textwrap
 import zipfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,16 +84,34 @@ class StepPeak:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """Memory of the host that the process uses."""
+    """Memory of the host: of this rank's process, and of all ranks of the fullest machine."""
 
     peak_bytes: int | None
-    """Most resident bytes that the job itself would need on a real machine; None if unknown."""
+    """Most bytes that the rank's process would need on a real machine; None if unknown."""
     pinned_bytes: int
-    """Most page-locked bytes."""
+    """Most page-locked bytes of the rank."""
     managed_bytes: int = 0
     """Most bytes of managed memory (paged optimizers), which a GPU pages in as it uses it and pages out when it
     is full; not in any figure of the GPU.
     """
+    machine_bytes: int | None = None
+    """Most bytes of all ranks of a machine together; None if unknown."""
+    limit_bytes: int | None = None
+    """Host memory of a machine, as stated or as machines with this card usually have; None if unknown."""
+    fits: bool = True
+    """False if a machine needs more than it has; True where one of the two is unknown."""
+    by_category: dict[str, int] = field(default_factory=dict)
+    """Bytes of the machine by category (`host_memory.CATEGORIES`); sums to machine_bytes."""
+
+    def with_machine(self, needed_bytes: int | None, by_category: dict[str, int], limit_bytes: int | None) -> Host:
+        """Return the same rank's memory beside another need and limit of its machine."""
+        return replace(
+            self,
+            machine_bytes=needed_bytes,
+            by_category=by_category,
+            limit_bytes=limit_bytes,
+            fits=needed_bytes is None or limit_bytes is None or needed_bytes <= limit_bytes,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +199,7 @@ class Estimate(Viewed):
     cluster: dict[str, Any]
     """gpu, gpus, nodes, capacity_bytes, and the like."""
     fits: bool
-    """True if the steps ran to their end within the GPU's capacity."""
+    """True if the steps ran to their end within the GPU's capacity, and within the memory of the host."""
     rank: int
     """The rank these numbers belong to: the one with the highest process peak."""
     peak: Peak
@@ -201,7 +219,7 @@ class Estimate(Viewed):
     steps: tuple[StepPeak, ...] = ()
     """The highest use by optimizer step."""
     ranks: tuple[dict[str, Any], ...] = field(default_factory=tuple)
-    """rank, fits, peak of every rank that was run."""
+    """rank, fits (its GPU), peaks, and host (host memory by category, or null) of every rank that was run."""
     cards: tuple[dict[str, Any], ...] = field(default_factory=tuple)
     """Each GPU that a dry-run used: index, peak_bytes (of all its processes together, with contexts and NCCL's
     buffers) and its processes: process, rank, name, held_bytes (then), peak_bytes.
@@ -237,14 +255,14 @@ class Estimate(Viewed):
 
     @property
     def is_tight(self) -> bool:
-        """Return True if it fits, but the upper end of its interval does not."""
+        """Return True if it fits on the GPU, but the upper end of its interval does not."""
         capacity = _whole(self.cluster, "capacity_bytes")
-        return self.fits and 0 < capacity < self.peak.high_bytes + self.others_bytes
+        return self.fits_card and 0 < capacity < self.peak.high_bytes + self.others_bytes
 
     @property
     def wants_advice(self) -> bool:
-        """Return True if it does not fit, or only barely."""
-        return not self.fits or self.is_tight
+        """Return True if it does not fit on the GPU, or only barely."""
+        return not self.fits_card or self.is_tight
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that `--json` prints (schema_version 1)."""
@@ -287,11 +305,28 @@ class Estimate(Viewed):
         capacity = self.cluster.get("capacity_bytes")
         need = format_gib(self.peak.process_bytes)
         where = f"of {format_gib(capacity)}" if capacity else ""
-        if self.fits:
-            return f"fits: {need} {where}".rstrip()
-        whole = "" if self.needed is None else f"needs {format_gib(self.needed.process_bytes)} in all; "
-        phase = self.oom.phase if self.oom else self.peak.phase
-        return f"does not fit: {whole}out of memory in {phase} ({need} {where})"
+        if not self.fits_card:
+            whole = "" if self.needed is None else f"needs {format_gib(self.needed.process_bytes)} in all; "
+            phase = self.oom.phase if self.oom else self.peak.phase
+            return f"does not fit: {whole}out of memory in {phase} ({need} {where})"
+        if not self.host.fits:
+            return f"does not fit in host memory: {self._host_words()}; on the GPU {need} {where}".rstrip()
+        return f"fits: {need} {where}".rstrip()
+
+    @property
+    def fits_card(self) -> bool:
+        """Return True if the steps ran to their end within the GPU's capacity, whatever the host has."""
+        if self.fits or self.host.fits:
+            return self.fits
+        return self.oom is None and all(rank.get("fits", True) for rank in self.ranks)
+
+    def with_host(self, host: Host) -> Estimate:
+        """Return the same estimate with another memory of the host, on which its verdict depends too."""
+        return replace(self, host=host, fits=self.fits_card and host.fits)
+
+    def _host_words(self) -> str:
+        need, limit = (format_gib(size or 0) for size in (self.host.machine_bytes, self.host.limit_bytes))
+        return f"a machine needs {need} and has {limit}"
 
     def summary(self) -> str:
         """Return the subject and the verdict in one line."""
@@ -318,6 +353,22 @@ def _describe_damage(error: Exception) -> str:
 def _card(values: dict[str, Any]) -> dict[str, Any]:
     """Return one of a dry-run's GPUs from JSON.  Raises TypeError, ValueError or KeyError if it has no processes."""
     return {**values, "processes": [dict(process) for process in values["processes"]]}
+
+
+def capacity_bytes(estimate: Estimate) -> int | None:
+    """Return the capacity of one card as its driver reports it; None where unknown."""
+    return whole(estimate.cluster, "capacity_bytes") or None
+
+
+def whole(values: dict[str, Any], name: str) -> int | None:
+    """Return a number from untyped fields; None when it is absent, negative or of another type."""
+    value = values.get(name)
+    return value if type(value) is int and value >= 0 else None
+
+
+def shown_peak(estimate: Estimate) -> Peak:
+    """Return the peak to draw: of the whole step if it is known, else of what ran."""
+    return estimate.needed or estimate.peak
 
 
 def load(path: Path) -> Estimate:

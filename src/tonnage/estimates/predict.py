@@ -12,9 +12,10 @@ from tonnage.cluster import CPU
 from tonnage.errors import UsageError
 from tonnage.estimates.assumptions import list_assumptions
 from tonnage.estimates.ddp_buckets import with_buckets
+from tonnage.estimates.from_traces import Run, estimate_from_traces
+from tonnage.estimates.host_memory import loaded_bytes
 from tonnage.estimates.sources import Options, open_source
 from tonnage.estimates.step_time import with_time
-from tonnage.estimates.summary import Run, summarise
 from tonnage.shallow.depths import is_repetitive
 from tonnage.timing.scores import avoidable_score_bytes, find_sparing_attention
 from tonnage.trace.gc_paused import gc_paused
@@ -63,7 +64,7 @@ def estimate(
         ranks = case.mesh.different if rank is None else (rank,)
         traces = [opened.trace(case, each_rank, steps) for each_rank in ranks]
     with gc_paused():  # a summary creates many small objects that all stay
-        run = _sum_up(traces, case, steps + source_options.repeated)
+        run = _complete(traces, case, steps + source_options.repeated)
     return _mark_as_cached(run) if opened.reused == len(ranks) else run
 
 
@@ -94,10 +95,10 @@ def _mark_as_cached(run: Run) -> Run:
     return replace(run, estimate=replace(run.estimate, coverage=replace(coverage, run=parts)))
 
 
-def _sum_up(traces: list[Trace], case: Case, steps: int) -> Run:
+def _complete(traces: list[Trace], case: Case, steps: int) -> Run:
     job = {**asdict(case.job), "steps": steps}
     model = job.pop("model")
-    run = summarise(
+    run = estimate_from_traces(
         traces,
         case.cluster,
         model={
@@ -110,6 +111,7 @@ def _sum_up(traces: list[Trace], case: Case, steps: int) -> Run:
         },
         job=job,
         plan=asdict(case.plan),
+        loading_bytes=loaded_bytes(case, max((trace.model.get("parameters") or 0 for trace in traces), default=0)),
     )
     summary = run.estimate
     assumed = (*summary.coverage.assumed, *list_assumptions(case))

@@ -15,11 +15,11 @@ from tonnage.cluster import CPU
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.estimates import cache
 from tonnage.estimates.step_time import needs_counting
-from tonnage.ghost.process import any_libraries
+from tonnage.ghost.environment import any_libraries
 from tonnage.meta import scope
 from tonnage.plans import Allocator
 from tonnage.shallow.continuing import extend, requests_of
-from tonnage.shallow.depths import choose_depths_to_continue, layers_of, roomy, with_layers
+from tonnage.shallow.depths import choose_assembly_depths, layers_of, roomy, with_layers
 from tonnage.shallow.requests import Requests
 from tonnage.trace.operations import StepOperations
 from tonnage.trace.trace import Trace
@@ -116,7 +116,7 @@ class Ghost:
 
     def trace(self, case: Case, rank: int, steps: int) -> Trace:
         """Return the Trace; see Source."""
-        depths = choose_depths_to_continue(case.job, case.plan) if self.few_layers else None
+        depths = choose_assembly_depths(case.job, case.plan) if self.few_layers else None
         counting = self.counting and needs_counting(case)
         cached = _find(self._key(case, rank, steps, depths), self.fresh)
         if cached is not None and (cached.worked is not None or not counting):

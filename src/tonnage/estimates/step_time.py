@@ -9,7 +9,7 @@ from tonnage.case import Case
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, UnknownNetwork
 from tonnage.estimates.estimate import Estimate
-from tonnage.estimates.summary import Run
+from tonnage.estimates.from_traces import Run
 from tonnage.job import Job
 from tonnage.mesh import make_mesh
 from tonnage.plans import Plan
@@ -29,7 +29,7 @@ def with_time(run: Run, case: Case, seen: Sequence[StepOperations] = ()) -> Run:
     counted.
     """
     estimate = run.estimate
-    if not estimate.fits:
+    if not estimate.fits_card:
         return run
     timed_estimate = (
         add_counted_time(estimate, seen, case.cluster, case.job, case.plan) if seen else add_time(estimate, case)

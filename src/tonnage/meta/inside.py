@@ -7,7 +7,7 @@ import importlib
 import sys
 from typing import Any
 
-from tonnage.ghost.process import RECORDER
+from tonnage.ghost.environment import RECORDER
 
 
 @functools.cache

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tonnage.planner.pricing import Priced
 from tonnage.planner.search_space import OFFLOADS
+from tonnage.planner.solution import Candidate
 
 DIFFERENT: Final = 1.0
 """The least `difference` of two plans that are both shown."""
@@ -17,24 +17,24 @@ _SHARDED_PARTS: Final = {"zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3}
 """How many of states, gradients and weights are divided among the ranks."""
 
 
-def difference(one: Priced, other: Priced) -> float:
+def difference(one: Candidate, other: Candidate) -> float:
     """Return how different two plans are.
 
     Another parallel dimension, sharding, checkpointing, arithmetic or offload counts; the degree of a dimension, the
     micro-batch and minor options do not.
     """
-    plan, other_plan = one.candidate.plan, other.candidate.plan
+    plan, other_plan = one.plan, other.plan
     total = sum(
         weight
         for name, weight in _AXIS_WEIGHTS.items()
         if (getattr(plan, name) > 1) != (getattr(other_plan, name) > 1)
     )
     total += abs(_SHARDED_PARTS.get(plan.shard, 0) - _SHARDED_PARTS.get(other_plan.shard, 0)) / 2
-    total += float(one.candidate.job.method != other.candidate.job.method)
+    total += float(one.job.method != other.job.method)
     names = ("checkpointing", "precision", "optimizer", *OFFLOADS)
     return total + float(sum(getattr(plan, name) != getattr(other_plan, name) for name in names))
 
 
-def is_alike(one: Priced, other: Priced) -> bool:
+def is_alike(one: Candidate, other: Candidate) -> bool:
     """Return whether showing both plans would be showing one twice."""
     return difference(one, other) < DIFFERENT

@@ -9,14 +9,23 @@ from functools import lru_cache
 from typing import Final
 
 from tonnage.options import replace_checked
-from tonnage.plans import CHUNK_TOKENS, Plan
+from tonnage.plans import Plan
 from tonnage.techniques.activation_offload import SMALL_BYTES
+from tonnage.timing.head import IN_SLICES, slice_tokens
 from tonnage.timing.memory import STATE_BYTES, kept_bytes, logit_bytes, used_bytes
 from tonnage.timing.shape import Shape
 from tonnage.timing.work import Work
 
-_LOGIT_BYTES: Final = 12
-"""Bytes for each logit of a chunk of the loss: in 16 bits, in fp32, as softmax, and their gradient in 16 bits."""
+_LOGIT_BYTES: Final = 14
+"""Bytes for each logit of a slice of the loss: in 16 bits, in fp32, as softmax, and their gradient in either."""
+
+_SUMMED_BYTES: Final = 3
+"""Bytes for each of the head's weights whose gradient is summed up slice by slice: between those of 16 bits and fp32.
+
+llama-3-8b, 2,048 tokens, zero2: chunked needs 1.24 GiB more than plain, fused 0.74 GiB more, liger 0.92 GiB less."""
+
+_LIGER_BYTES: Final = 4
+"""The same for Liger's kernel, which writes the gradient over the logits."""
 
 _REDUCED_BYTES: Final = 8
 """Bytes for each weight of a layer whose gradient is being reduced: in fp32, for this layer and the one before."""
@@ -42,12 +51,23 @@ def estimate_extra(shape: Shape, work: Work) -> float:
     and the weights and gradients that are not sharded at that moment.
     """
     one_layer = _working_bytes(shape, work)
-    chunk_tokens = min(work.tokens, CHUNK_TOKENS * work.axes.tp) if work.loss in ("chunked", "sliced") else 0
-    logits = logit_bytes(shape, work) + chunk_tokens * shape.vocab / work.axes.tp * _LOGIT_BYTES
+    logits = logit_bytes(shape, work) + _bytes_of_slices(shape, work)
     in_flight = min(work.axes.pp, work.grad_accum)
     kept = _usually_kept_bytes(shape, work) * shape.layers / work.axes.pp * in_flight
     more = max(kept - _activation_bytes(shape, work), 0.0)
     return one_layer + logits + more + _cast_bytes(shape, work, in_flight) + _gathered_bytes(shape, work)
+
+
+def _bytes_of_slices(shape: Shape, work: Work) -> float:
+    """Return the bytes of one slice of a loss in slices, and of the gradients that it has in forward already."""
+    if work.loss == "plain" or not shape.vocab:
+        return 0.0
+    tokens = slice_tokens(work.loss, work.tokens, work.axes.tp, shape.vocab, shape.hidden)
+    each = _LIGER_BYTES if work.loss.startswith("liger") else _LOGIT_BYTES
+    logits = tokens * shape.vocab / work.axes.tp * each
+    summed = 0.0 if work.lora_rank or tokens == work.tokens else _SUMMED_BYTES * shape.vocab * shape.hidden
+    hidden = 2.0 * work.tokens * shape.hidden if work.loss in IN_SLICES else 0.0
+    return logits + hidden + summed / work.axes.tp
 
 
 def _working_bytes(shape: Shape, work: Work) -> float:

@@ -171,7 +171,7 @@ class _BudgetFit:
         if answer is None:
             return
         process_bytes = answer.peak.process_bytes
-        if not answer.fits:  # it would have needed still more
+        if not answer.fits_card:  # it would have needed still more
             smaller = self.held_bytes + int(_BACK * (budget_bytes - self.held_bytes))
             self.next_bytes = min(smaller, budget_bytes + self._room(process_bytes, _SPARED[1]))
             return

@@ -20,10 +20,21 @@ from tonnage.job import Job
 from tonnage.mesh import SHARDING, divisors, make_mesh
 from tonnage.options import replace_checked, spell_option
 from tonnage.planner.question import Question
-from tonnage.planner.search_space import AXES, CHANGES, FILES, FREE, FREE_OPTIONS, OFFLOADS, ORDER
+from tonnage.planner.search_space import (
+    AXES,
+    CHANGES,
+    FILES,
+    FREE,
+    FREE_OPTIONS,
+    LOSSES,
+    OFFLOADS,
+    ORDER,
+    WHOLE_HEAD,
+)
 from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan, Precision
 from tonnage.shallow.depths import layers_of
+from tonnage.techniques.technique import Refusal
 from tonnage.timing.kinds import read_shape
 from tonnage.timing.scores import find_sparing_attention
 from tonnage.trainers.cases import check
@@ -37,7 +48,7 @@ LEAST_TOKENS: Final = 1024
 REPLICATED: Final = ("none", "ddp")
 """Values of `shard` if it may not be chosen: several ranks keep copies, or each would train its own network."""
 
-_INTERDEPENDENT: Final = ("shard", "accum_sync", "optimizer_offload", "param_offload")
+_INTERDEPENDENT: Final = ("shard", "accum_sync", "optimizer_in_backward", "optimizer_offload", "param_offload")
 """Options whose possible values depend on each other."""
 
 
@@ -135,7 +146,12 @@ def _drop_refused(question: Question, plan: Plan) -> Plan:
 
 def _list_plans(question: Question, job: Job, offload: bool, files: bool) -> Iterator[Plan]:
     plain = with_free_choices(question)
-    values = {**_layout_values(question, job), **_order_values(question, offload, files), **_change_values(question)}
+    values = {
+        **_layout_values(question, job),
+        **_order_values(question, offload, files),
+        **_change_values(question),
+        **_loss_values(question, replace(plain, shard="none")),
+    }
     stated = [name for name in _INTERDEPENDENT if question.is_stated(name)]
     fixed = {name: getattr(plain, name) for name in (*AXES, *stated)}
     free = {name for name in _INTERDEPENDENT if name in values}
@@ -160,12 +176,16 @@ def _is_sensible(question: Question, chosen: Mapping[str, Any], free: Set[str]) 
     data = cluster.gpus // (chosen["tp"] * chosen["pp"] * chosen["cp"])
     if data < 1 or (shard == "hsdp" and cluster.nodes == 1):
         return False
+    if chosen.get("loss") in WHOLE_HEAD and chosen["tp"] * chosen["cp"] > 1:
+        return False
     if shard is not None and not _has_use(question, shard, data * chosen["cp"], weights, states):
         return False
     if weights and shard not in SHARDING and free & {"shard", "param_offload"}:
         return False
     if synced and shard not in SHARDING and "accum_sync" in free:
         return False  # whole gradients are kept anyway
+    if weights and chosen.get("optimizer_in_backward") and free & {"param_offload", "optimizer_in_backward"}:
+        return False  # gradients move to the host anyway
     if weights and states and free & {"param_offload", "optimizer_offload"}:
         return False  # the states move with the weights
     if chosen["pp"] > 1:  # torch's pipeline keeps whole layers, and gradients, until its last micro-batch
@@ -216,6 +236,25 @@ def _order_values(question: Question, offload: bool, files: bool) -> dict[str, t
         values = REPLICATED if closed else (*question.list_values(name), *more)
         values_by_name[name] = tuple(value for value in values if question.is_allowed(name, value))
     return values_by_name
+
+
+def _loss_values(question: Question, plain: Plan) -> dict[str, tuple[str, ...]]:
+    """Return the losses that the engine and the network accept, and for which nothing has to be installed."""
+    if not question.is_open("loss"):
+        return {}
+    supported = (loss for loss in question.keep_supported("loss", LOSSES) if question.is_allowed("loss", loss))
+    plans = {loss: replace_checked(plain, {"loss": loss}) for loss in supported}
+    return {"loss": tuple(loss for loss, plan in plans.items() if find_loss_refusal(question, plan) is None)}
+
+
+def find_loss_refusal(question: Question, plan: Plan) -> Refusal | None:
+    """Return why an engine or a network refuses a loss, whatever the rest of the plan; None if neither does."""
+    from tonnage.trainers import engine_of
+
+    job = replace(question.job, global_batch_tokens=None)
+    one_gpu = replace(question.cluster, gpus_per_node=1, nodes=1)
+    refusals = engine_of(plan).refusals(Case(job, plan, one_gpu))
+    return next((refusal for refusal in refusals if refusal.technique.startswith("loss")), None)
 
 
 def _change_values(question: Question) -> dict[str, tuple[str, ...]]:

@@ -16,7 +16,7 @@ from tonnage.planner.trial_runner import TrialRunner
 from tonnage.plans import Plan
 
 STAGES: Final = (
-    FREE_OPTIONS,
+    (*FREE_OPTIONS, "loss"),
     ("precision",),
     ("shard",),
     (*AXES, "pp_schedule"),
@@ -39,14 +39,14 @@ def trace_path(choice: Choice, question: Question, runner: TrialRunner) -> tuple
     for (change, _), probed, run in zip(stages, needs, runs, strict=True):
         if not isinstance(probed, Need):
             continue
-        need = need_of(run) if run is not None and run.fits else probed
+        need = need_of(run) if run is not None and run.fits_card else probed
         path.append(
             Stage(
                 change=change,
                 process_bytes=need.process_bytes,
                 by_category=need.by_category,
                 whole=need.whole,
-                fits=need.process_bytes <= question.budget_bytes and (run is None or run.fits),
+                fits=need.process_bytes <= question.budget_bytes and (run is None or run.fits_card),
             )
         )
     return tuple(path)
@@ -79,7 +79,8 @@ def _order_options(plan: Plan, question: Question) -> tuple[tuple[str, ...], ...
 
 def _baseline(plan: Plan, question: Question) -> Plan:
     """Return a plan without any technique: a copy of everything on each GPU."""
-    plain = replace(with_free_choices(question), **{name: getattr(question.plan, name) for name in FREE_OPTIONS})
+    first = {name: getattr(question.plan, name) for name in STAGES[0]}
+    plain = replace(with_free_choices(question), **first)
     is_single = question.cluster.gpus == 1
     shard = question.plan.shard if question.is_stated("shard") else "none" if is_single else "ddp"
     return replace(plain, shard=shard)

@@ -19,6 +19,9 @@ _AXIS_DISTANCE: Final = {"tp": 0.3, "pp": 0.3, "ep": 0.3, "cp": 0.05}
 
 A rank under `cp` does with its part of a long sequence what it would do with a short one."""
 
+_LOSS_DISTANCE: Final = 0.1
+"""Distance between two runs with different losses, whose bytes are part of what a run usually needs."""
+
 _NEAR: Final = max(_AXIS_DISTANCE.values())
 """The largest distance at which runs with another sharding still count: one parallel dimension."""
 
@@ -115,7 +118,6 @@ def _wide_group(priced: Priced) -> tuple[Any, ...]:
     return (
         job.method,
         plan.precision,
-        plan.loss,
         plan.optimizer,
         plan.checkpointing,
         plan.optimizer_in_backward,
@@ -132,4 +134,5 @@ def _kind(priced: Priced) -> tuple[bool, ...]:
 def _distance(priced: Priced, other: Priced) -> float:
     plan, other_plan = priced.candidate.plan, other.candidate.plan
     axes = sum(far for name, far in _AXIS_DISTANCE.items() if getattr(plan, name) != getattr(other_plan, name))
+    axes += _LOSS_DISTANCE if plan.loss != other_plan.loss else 0.0
     return abs(log(priced.tokens_at_once / other.tokens_at_once)) + axes

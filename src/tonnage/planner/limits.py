@@ -212,12 +212,14 @@ def _measure_room(
 
 def _room_left(needed_bytes: int, question: Question, on_host_bytes: int = 0) -> float:
     """Return the part of the usable card, or of the host's memory if less, that is free; negative if some lacks."""
-    return min(1 - needed_bytes / question.budget_bytes, 1 - on_host_bytes / question.host_limit_bytes)
+    limit = question.cluster.host_limit_bytes
+    on_card = 1 - needed_bytes / question.budget_bytes
+    return on_card if limit is None else min(on_card, 1 - on_host_bytes / limit)
 
 
 def _room_of_run(run: Estimate | Failure, need: Need, question: Question) -> float:
     """Return the room that a whole run leaves; for one that ran out, what its probe lacks, and at least a byte."""
-    if isinstance(run, Estimate) and run.fits:
+    if isinstance(run, Estimate) and run.fits_card:
         return _room_left(run.peak.process_bytes, question, host_bytes(run))
     return min(_room_left(need.process_bytes, question), -1 / question.budget_bytes)
 

@@ -24,7 +24,7 @@ from tonnage.planner.search_space import ORDER
 from tonnage.planner.solution import Candidate, Nearest, Remedy
 from tonnage.planner.trial_runner import TrialRunner
 from tonnage.plans import HEADROOM
-from tonnage.units import GIB, spell_bytes
+from tonnage.units import GIB
 
 CARDS: Final = ("l4", "a100-40gb", "l40s", "a100-80gb", "h100-80gb", "h200", "b200")
 """Larger cards that are proposed, smallest first."""
@@ -72,7 +72,7 @@ def _combine(need: Need, run: Estimate | None, cluster: Cluster) -> int:
     """Return the process bytes needed at least, by a probe and by a whole run, if there was one."""
     if run is None:
         return need.process_bytes
-    return max(need.process_bytes, run.peak.process_bytes if run.fits else cluster.device.capacity_bytes)
+    return max(need.process_bytes, run.peak.process_bytes if run.fits_card else cluster.device.capacity_bytes)
 
 
 def list_smallest(question: Question, count: int = SMALLEST) -> list[Candidate]:
@@ -211,11 +211,10 @@ def _spell(question: Question, words: str) -> str:
     kept = [word for name in stated for word in spell_words(name, getattr(job if hasattr(job, name) else plan, name))]
     lists = {"only": question.only, "without": question.without, "allow": question.allow}
     kept += [word for name, values in lists.items() for word in spell_words(name, values)]
-    card = [] if "gpu" in changed or "gpu_memory" in changed else spell_options(question.cluster).split()
+    cluster = replace(question.cluster, host_memory_bytes=None) if "host_memory" in changed else question.cluster
+    card = [] if "gpu" in changed or "gpu_memory" in changed else spell_options(cluster).split()
     headroom = [] if question.headroom == HEADROOM else ["--headroom", f"{100 * question.headroom:g}"]
-    memory = question.host_memory_bytes
-    host = [] if memory is None or "host_memory" in changed else ["--host-memory", spell_bytes(memory)]
-    return shlex.join(["tonnage", "plan", job.model.name, *words.split(), *card, *kept, *headroom, *host])
+    return shlex.join(["tonnage", "plan", job.model.name, *words.split(), *card, *kept, *headroom])
 
 
 def _shorten_sequence(question: Question) -> Iterator[Variant]:
@@ -271,13 +270,15 @@ def _add_enough_gpus(question: Question, runner: TrialRunner) -> Iterator[Varian
 
 
 def _add_host_memory(question: Question) -> Iterator[Variant]:
-    """Yield more host memory for the same cards, if its size is stated."""
-    if question.host_memory_bytes is None:
+    """Yield more host memory for the same cards, if its size is known."""
+    limit = question.cluster.host_limit_bytes
+    if limit is None:
         return
-    count = -(-question.host_memory_bytes // GIB)
+    count = -(-limit // GIB)
     for doubled in range(1, DOUBLINGS + 1):
         more = count << doubled
-        yield f"--host-memory {more}GiB", replace(question, host_memory_bytes=more * GIB)
+        cluster = replace(question.cluster, host_memory_bytes=more * GIB)
+        yield f"--host-memory {more}GiB", replace(question, cluster=cluster)
 
 
 def _take_larger_card(question: Question) -> Iterator[Variant]:
@@ -285,5 +286,5 @@ def _take_larger_card(question: Question) -> Iterator[Variant]:
     for name in CARDS:
         device = find_device(name)
         if device.capacity_bytes > cluster.device.capacity_bytes:
-            larger = Cluster(device=device, gpus_per_node=cluster.gpus_per_node, nodes=cluster.nodes)
+            larger = replace(cluster, device=device, network_bytes_per_second=None)
             yield spell_options(larger), replace(question, cluster=larger)

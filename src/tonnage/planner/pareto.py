@@ -33,7 +33,7 @@ def find_frontier(
     points = [_point_of_choice(choice, budget) for choice in shown]
     for priced, answer in zip(selected, answers, strict=True):
         run = runner.find_estimate(priced.candidate, question.cluster)
-        if run is not None and run.fits:  # more exact than a probe
+        if run is not None and run.fits_card:  # more exact than a probe
             points.append(_point_of_priced(priced, run.peak.process_bytes, budget, whole=True))
         elif isinstance(answer, Need):
             points.append(_point_of_priced(priced, answer.process_bytes, budget, whole=answer.whole))

@@ -85,6 +85,7 @@ def add_to_estimate(estimate: Estimate, more: int, job: Job, cluster: Cluster) -
         },
         by_category={**estimate.peak.by_category, CATEGORY: estimate.peak.by_category[CATEGORY] + more},
     )
+    fits = peak.process_bytes <= cluster.device.capacity_bytes
     left = job.grad_accum - int(estimate.job["grad_accum"])
     words = (
         f"what {left} more micro-batches receive, and their tokens, which are there from the "
@@ -92,13 +93,17 @@ def add_to_estimate(estimate: Estimate, more: int, job: Job, cluster: Cluster) -
     )
     return replace(
         estimate,
-        fits=estimate.fits and peak.process_bytes <= cluster.device.capacity_bytes,
+        fits=estimate.fits_card and fits,
         peak=peak,
         phases=tuple(phase if phase.name == "load" else _raise_level(phase, more) for phase in estimate.phases),
         steps=tuple(_raise_level(step, more) for step in estimate.steps),
         curve=tuple(point if point.phase == "load" else _raise_level(point, more) for point in estimate.curve),
         ranks=tuple(
-            {**rank, **{name: rank[name] + more for name in ("allocated_bytes", "reserved_bytes", "process_bytes")}}
+            {
+                **rank,
+                **{name: rank[name] + more for name in ("allocated_bytes", "reserved_bytes", "process_bytes")},
+                "fits": rank["fits"] and fits,
+            }
             for rank in estimate.ranks
         ),
         coverage=replace(estimate.coverage, modelled=(*estimate.coverage.modelled, words)),

@@ -56,6 +56,8 @@ class PlanFile:
     """The GPUs as on the command line: `4x8xh100-80gb`."""
     gpu_memory_bytes: int | None
     """Memory of each GPU; None: the catalog's."""
+    host_memory_bytes: int | None
+    """Host memory of each machine; None: what is usual with the GPUs."""
     options: dict[str, Any]
     """Values of fields of Job and Plan, by the names of the fields."""
 
@@ -87,7 +89,14 @@ def found_anywhere(model: str) -> str:
         return model
 
 
-def text(choice: Choice, *, gpu: str, gpu_memory_bytes: int | None = None, model: str | None = None) -> str:
+def text(
+    choice: Choice,
+    *,
+    gpu: str,
+    gpu_memory_bytes: int | None = None,
+    host_memory_bytes: int | None = None,
+    model: str | None = None,
+) -> str:
     """Return the content of the file for a plan.
 
     `model` replaces the name of the job's model if that does not find it again, as for a folder.
@@ -107,6 +116,8 @@ def text(choice: Choice, *, gpu: str, gpu_memory_bytes: int | None = None, model
     ]
     if gpu_memory_bytes is not None:
         lines.append(f"gpu_memory_bytes = {gpu_memory_bytes}")
+    if host_memory_bytes is not None:
+        lines.append(f"host_memory_bytes = {host_memory_bytes}")
     for table, value in (("job", job), ("plan", plan)):
         lines += ["", f"[{table}]"]
         for item, option in options(type(value)):
@@ -136,7 +147,7 @@ def read(path: Path) -> PlanFile:
         raise UnreadableFile(
             f"{path} has schema_version {_spell_value(version)}; this tonnage reads {SCHEMA_VERSION}."
         )
-    known = ("model", "gpu", "gpu_memory_bytes", *_TABLES)
+    known = ("model", "gpu", "gpu_memory_bytes", "host_memory_bytes", *_TABLES)
     _check_keys(document, known, f"{path}")
     read_options: dict[str, Any] = {}
     for table, kind in _TABLES.items():
@@ -151,7 +162,8 @@ def read(path: Path) -> PlanFile:
     return PlanFile(
         model=_read_text_value(document, "model", path),
         gpu=_read_text_value(document, "gpu", path),
-        gpu_memory_bytes=_read_memory(document, path),
+        gpu_memory_bytes=_read_memory(document, "gpu_memory_bytes", path),
+        host_memory_bytes=_read_memory(document, "host_memory_bytes", path),
         options=read_options,
     )
 
@@ -176,11 +188,11 @@ def _read_text_value(document: Mapping[str, Any], name: str, path: Path) -> str:
     return value
 
 
-def _read_memory(document: Mapping[str, Any], path: Path) -> int | None:
-    """Return the memory of each GPU, if the file has it.  Raises UsageError unless it is a positive whole number."""
-    value = document.get("gpu_memory_bytes")
+def _read_memory(document: Mapping[str, Any], name: str, path: Path) -> int | None:
+    """Return an amount of memory, if the file has it.  Raises UsageError unless it is a positive whole number."""
+    value = document.get(name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise UsageError(f"{path}: gpu_memory_bytes must be a whole number above zero, not {_spell_value(value)}.")
+        raise UsageError(f"{path}: {name} must be a whole number above zero, not {_spell_value(value)}.")
     return value
 
 

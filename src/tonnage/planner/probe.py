@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tonnage.estimates.estimate import Estimate
-from tonnage.estimates.summary import outside_allocator
+from tonnage.estimates.from_traces import outside_allocator
 from tonnage.estimates.timeline import build_steady_timeline
 
 if TYPE_CHECKING:

@@ -20,12 +20,7 @@ from tonnage.options import is_accepted, options, parse_words, spell_option, unk
 from tonnage.planner.search_space import ALLOWABLE, BUDGET, CHANGES, FAMILIES, INTERVALS, ORDER
 from tonnage.plans import HEADROOM, Plan
 from tonnage.synonyms import find_option
-from tonnage.units import GIB, MIB, parse_count
-
-MOST_HOST_BYTES: Final = 512 * GIB
-"""The host memory assumed for each GPU where it is not stated.
-
-A DGX B200 has 2 TB for its eight GPUs and can have 4 TB (its user guide)."""
+from tonnage.units import parse_count
 
 _OPTIONS: Final = {spell_option(item.name): option for kind in (Job, Plan) for item, option in options(kind)}
 """The description of every option, by its name on the command line."""
@@ -63,8 +58,6 @@ class Question:
     """The only micro-batch to consider; None: all."""
     headroom: float = HEADROOM
     """The part of the card that stays free."""
-    host_memory_bytes: int | None = None
-    """Host memory of a machine for the processes of its GPUs; None: not stated, see `host_limit_bytes`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "only", tuple(map(_parse_option, self.only)))
@@ -88,9 +81,6 @@ class Question:
         )  # raises if the stated degrees do not divide
         if not 0 <= self.headroom < 1:
             raise UsageError(f"headroom is {self.headroom:.0%} of the card; it must be from 0 to below 100 %.")
-        if self.host_memory_bytes is not None and self.host_memory_bytes < MIB:
-            size = f"The host's memory is {self.host_memory_bytes} bytes, less than 1 MiB"
-            raise UsageError(f"{size}; give its unit too, such as 256GiB.")
 
     def _check_exclusions(self) -> None:
         """Raise UsageError for a value that the user both stated and excluded."""
@@ -110,17 +100,10 @@ class Question:
         return int(self.cluster.device.capacity_bytes * (1 - self.headroom))
 
     @property
-    def host_limit_bytes(self) -> int:
-        """Return the host memory that a machine may use."""
-        if self.host_memory_bytes is not None:
-            return self.host_memory_bytes
-        return MOST_HOST_BYTES * self.cluster.gpus_per_node
-
-    @property
     def places(self) -> tuple[dict[str, bool], ...]:
         """Return where plans may keep data, the fastest place first: keyword arguments of `list_candidates`."""
         places = {"offload": False}, {"offload": True}, {"offload": True, "files": True}
-        return places if self.host_memory_bytes is not None else places[:2]
+        return places if self.cluster.host_memory_bytes is not None else places[:2]
 
     @property
     def sequences(self) -> int:

@@ -17,6 +17,7 @@ from tonnage.estimates.estimate import Estimate
 from tonnage.mesh import make_mesh
 from tonnage.options import spell_option
 from tonnage.planner.candidates import with_free_choices
+from tonnage.planner.fit import LEAST_FREE
 from tonnage.planner.pricing import price_candidate
 from tonnage.planner.probe import Need, need_of
 from tonnage.planner.question import Question
@@ -24,7 +25,7 @@ from tonnage.planner.search_space import AXES, FILES, FREE_OPTIONS, OFFLOADS, OR
 from tonnage.planner.solution import Candidate, Choice, Reason
 from tonnage.planner.trial_runner import Failure, TrialRunner
 from tonnage.plans import Plan
-from tonnage.shallow.depths import choose_depths, choose_depths_to_continue, roomy
+from tonnage.shallow.depths import choose_assembly_depths, choose_probe_depths, roomy
 from tonnage.trainers.cases import check
 from tonnage.units import format_gib
 
@@ -64,12 +65,12 @@ EFFECTS_OF_VALUES: Final[Mapping[str, str]] = {
 STATES: Final = ("optimizer_offload", "param_offload")
 """Options that put optimizer states, or weights and states, on the host; a plan has one of them at most."""
 
-_NO_TIME: Final = 5e-4
+NO_TIME: Final = 5e-4
 """The part of a step that is not worth mentioning."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ablation:
+class Ablation:
     """A plan with one technique replaced by the next cheaper value."""
 
     name: str
@@ -85,42 +86,67 @@ class _Ablation:
     def repeats_requests(self) -> bool:
         """Return whether it makes the same requests to the allocator, so that a whole run is as quick as a probe."""
         job, plan = self.candidate.job, self.candidate.plan
-        return self.name == "allocator" and plan.pp == 1 and choose_depths_to_continue(job, plan) is not None
+        return self.name == "allocator" and plan.pp == 1 and choose_assembly_depths(job, plan) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A plan without one technique, and what that needs."""
+
+    ablation: Ablation
+    """The technique, and the plan without it."""
+    saved_bytes: int | None
+    """Bytes that the technique saves; None: not known."""
+    need: Need | Failure
+    """Need of the plan without it."""
+    run: Estimate | None
+    """The whole run of that plan, if there was one."""
+
+    def may_fit(self, question: Question) -> bool:
+        """Return whether the plan without the technique fits, by what was run of it."""
+        if not isinstance(self.need, Need) or (self.run is not None and not self.run.fits):
+            return False
+        return self.need.process_bytes <= question.budget_bytes
 
 
 def explain_choice(choice: Choice, question: Question, runner: TrialRunner) -> tuple[Reason, ...]:
     """Return a reason for each technique of a plan that the user did not ask for."""
+    return tuple(_make_reason(one, choice, question) for one in measure_ablations(choice, question, runner))
+
+
+def measure_ablations(choice: Choice, question: Question, runner: TrialRunner) -> list[Measured]:
+    """Return what the plan needs without each of its techniques."""
     plan, cluster = choice.candidate, question.cluster
-    ablations = _list_ablations(plan, question)
-    itself = (
-        [plan] if choose_depths(plan.job, plan.plan) else []
-    )  # if few layers are probed, the plan is probed as well
+    ablations = list_ablations(plan, question)
+    is_probed = choose_probe_depths(plan.job, plan.plan)  # by few layers: then the plan itself is probed as well
+    itself = [plan] if is_probed else []
     probed = [ablation.candidate for ablation in ablations if not ablation.repeats_requests]
     needs = iter(runner.probe([*itself, *probed], cluster))
     own_need = next(needs) if itself else need_of(choice.estimate)
     whole = [ablation.candidate for ablation in ablations if ablation.repeats_requests]
     runs = iter(runner.run_whole(whole, roomy(cluster)))
-    reasons = []
+    measured = []
     for ablation in ablations:
         need = _need_of_run(next(runs)) if ablation.repeats_requests else next(needs)
+        need = runner.find_failure(ablation.candidate, cluster) or need
         saved, run = None, runner.find_estimate(ablation.candidate, cluster)
-        if run is not None and run.fits:  # more exact than a probe
+        if run is not None and run.fits_card:  # more exact than a probe
             need = need_of(run)
-        if isinstance(need, Need) and ((run is not None and run.fits) or ablation.repeats_requests):
+        if isinstance(need, Need) and ((run is not None and run.fits_card) or ablation.repeats_requests):
             saved = need.process_bytes - choice.estimate.peak.process_bytes
         elif isinstance(own_need, Need) and isinstance(need, Need):
             saved = need.process_bytes - own_need.process_bytes
             if not need.whole and not own_need.whole:
                 need = replace(need, process_bytes=choice.estimate.peak.process_bytes + saved)
-        reasons.append(_make_reason(ablation, choice, question, saved, need, run))
-    return tuple(reasons)
+        measured.append(Measured(ablation=ablation, saved_bytes=saved, need=need, run=run))
+    return measured
 
 
 def _need_of_run(answer: Estimate | Failure) -> Need | Failure:
     return need_of(answer) if isinstance(answer, Estimate) else answer
 
 
-def _list_ablations(chosen: Candidate, question: Question) -> list[_Ablation]:
+def list_ablations(chosen: Candidate, question: Question) -> list[Ablation]:
     names = _list_techniques(chosen.plan, question)
     return [ablation for name in names if (ablation := _remove_technique(name, chosen, question)) is not None]
 
@@ -133,6 +159,7 @@ def describe_effect(name: str, plan: Plan) -> str:
 def _list_techniques(plan: Plan, question: Question) -> list[str]:
     names = (
         *FREE_OPTIONS,
+        "loss",
         "shard",
         *AXES,
         "pp_schedule",
@@ -148,7 +175,7 @@ def _list_techniques(plan: Plan, question: Question) -> list[str]:
     return [name for name in ("precision", *names) if getattr(plan, name) != getattr(given, name)]
 
 
-def _remove_technique(name: str, chosen: Candidate, question: Question) -> _Ablation | None:
+def _remove_technique(name: str, chosen: Candidate, question: Question) -> Ablation | None:
     """Return the plan with the nearest cheaper value of one option that it can have; None if there is none."""
     value = getattr(chosen.plan, name)
     for cheaper in _list_cheaper(name, value, question):
@@ -156,7 +183,7 @@ def _remove_technique(name: str, chosen: Candidate, question: Question) -> _Abla
         if name in STATES and shares_nothing(plan, question) and not question.is_stated("shard"):
             plan = replace(plan, shard="none")  # it only served to move them
         if (candidate := with_plan(chosen, plan, question)) is not None:
-            return _Ablation(name=name, value=value, cheaper=cheaper, candidate=candidate)
+            return Ablation(name=name, value=value, cheaper=cheaper, candidate=candidate)
     return None
 
 
@@ -198,37 +225,37 @@ def with_plan(chosen: Candidate, plan: Plan, question: Question) -> Candidate | 
     return Candidate(job=job, plan=plan)
 
 
-def _make_reason(
-    ablation: _Ablation,
-    choice: Choice,
-    question: Question,
-    saved: int | None,
-    need: Need | Failure,
-    run: Estimate | None,
-) -> Reason:
-    """Return the reason; `run` without the technique may have run out of memory where its probe showed less."""
-    costs = _extra_seconds(choice, ablation.candidate, question)
+def _make_reason(measured: Measured, choice: Choice, question: Question) -> Reason:
+    """Return the reason; a whole run without the technique may have run out of memory where its probe did not."""
+    ablation, need, run = measured.ablation, measured.need, measured.run
+    costs = extra_seconds(choice, ablation.candidate, question)
     is_switch = isinstance(ablation.value, bool)
     instead = "without it" if is_switch else f"with {spell_option(ablation.name)} {ablation.cheaper}"
     why = describe_effect(ablation.name, choice.candidate.plan)
     if not isinstance(need, Need):
         why += f"; {instead} it cannot be run ({str(need).partition('. ')[0].rstrip('.')})"
     else:
-        needed = need.process_bytes
+        needed, capacity = need.process_bytes, question.cluster.device.capacity_bytes
         shown = format_gib(needed) if need.whole else f"~{format_gib(needed)}"
-        if run is not None and not run.fits:
-            shown = f"more than {format_gib(question.cluster.device.capacity_bytes)}"
-        fits = needed <= question.budget_bytes and (run is None or run.fits)
-        why += f"; {instead} {shown}, {'which fits as well' if fits else 'too much'}"
-        if fits and costs is not None:
-            nothing = _NO_TIME * (choice.estimate.time["step_seconds"] or 0.0)
+        if run is not None and not run.fits_card:
+            shown = f"more than {format_gib(capacity)}"
+        elif run is not None and not run.host.fits:
+            shown = f"{format_gib(run.host.machine_bytes or 0)} of host memory on each machine"
+        fits = measured.may_fit(question)
+        is_tight = capacity - needed < LEAST_FREE
+        verdict = (
+            "which leaves too little free" if fits and is_tight else "which fits as well" if fits else "too much"
+        )
+        why += f"; {instead} {shown}, {verdict}"
+        if fits and not is_tight and costs is not None:
+            nothing = NO_TIME * (choice.estimate.time["step_seconds"] or 0.0)
             why += ", but slower" if costs < -nothing else " at no less time" if costs <= nothing else ""
     value = "on" if ablation.value is True else ablation.value
     technique = f"{spell_option(ablation.name)}={value}"
-    return Reason(technique=technique, why=f"{why}.", saves_bytes=saved, costs_seconds=costs)
+    return Reason(technique=technique, why=f"{why}.", saves_bytes=measured.saved_bytes, costs_seconds=costs)
 
 
-def _extra_seconds(choice: Choice, other: Candidate, question: Question) -> float | None:
+def extra_seconds(choice: Choice, other: Candidate, question: Question) -> float | None:
     """Return how much longer a plan takes than another.
 
     How much a budget recomputes is known only for the plan, which was run.

@@ -63,6 +63,11 @@ class Refusals:
         self.add(what, why)
         self.refused = {what: self.refused[what], **self.refused}
 
+    @property
+    def only_failures(self) -> bool:
+        """Return whether every candidate that was run failed in its own code, and none for want of memory."""
+        return bool(self.failures) and not self.too_large
+
     def has_given_up(self, method: str) -> bool:
         """Return whether enough candidates of a method failed with the same message."""
         most = max((count for (failed, _), count in self.failures.items() if failed == method), default=0)

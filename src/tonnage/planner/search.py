@@ -21,15 +21,14 @@ from tonnage.planner.candidate_pool import LIKELY, CandidatePool
 from tonnage.planner.candidates import list_candidates
 from tonnage.planner.describe import describe
 from tonnage.planner.fit import Fitting, explain_host_limit, fits, fits_card, host_bytes, sort_by_time
-from tonnage.planner.logits import list_nearly_fitting
 from tonnage.planner.pricing import Priced, bound_candidate, price_in_order
 from tonnage.planner.probe import Need
 from tonnage.planner.question import Question
 from tonnage.planner.refusals import Refusals
 from tonnage.planner.rough import decide_rough
 from tonnage.planner.solution import Candidate
-from tonnage.planner.trial_runner import TrialRunner
-from tonnage.shallow.depths import choose_depths
+from tonnage.planner.trial_runner import MOST_SECONDS, TrialRunner
+from tonnage.shallow.depths import choose_probe_depths
 from tonnage.units import format_gib, pluralise
 
 MOST_RUNS: Final = 60
@@ -67,6 +66,8 @@ class Search:
     """Plans that fit, fastest first, no two of them alike."""
     pending: list[Priced] = field(default_factory=list)
     """Candidates whose probes seem to fit, to be run whole."""
+    near: list[Priced] = field(default_factory=list)
+    """Candidates that seem to fit the card, but not the card less its headroom."""
     refusals: Refusals = field(default_factory=Refusals)
     """Candidates that do not fit or cannot be run, with the reasons."""
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("priced", "below_bound", "ruled_out"), 0))
@@ -101,6 +102,8 @@ class Search:
     def _search_places(self, top: int, doubtful: bool) -> None:
         """Search where plans may keep data, one place after the other, until there are plans that fit."""
         for place in self.question.places:
+            if self.refusals.only_failures:
+                return  # none lacked memory, which is all that another place would give
             candidates = list(list_candidates(self.question, **place))
             if candidates:
                 self.runner.warm_up()
@@ -112,9 +115,6 @@ class Search:
             self._search_likely(order, count)
             if doubtful:
                 self._search_doubtful()
-            if not self.found and (plain_loss := list_nearly_fitting(self)):
-                self.pool.order = plain_loss
-                self._search_likely(plain_loss, count)
             if self.found:
                 del self.found[count:]
                 if count < top and not self._add_roomy(order):
@@ -131,12 +131,22 @@ class Search:
             if self.found:
                 return
 
+    def _may_go_on(self) -> bool:
+        """Return whether further candidates may be run; if not, the answer says so."""
+        tried = len(self.pool.tried)
+        if tried < MOST_RUNS and not self.runner.is_late:
+            return True
+        limit = f"{MOST_SECONDS} s" if self.runner.is_late else pluralise(tried, "candidate")
+        left = len(self.pool.order) - tried
+        self.refusals.add("the search", f"ended after {limit}; {pluralise(left, 'combination')} were not run")
+        return False
+
     def _search_likely(self, order: list[Priced], count: int) -> None:
         """Run candidates that are likely to fit, fastest first, until `count` alternatives do."""
         pool = self.pool
-        while len(self.found) < count and len(pool.tried) < MOST_RUNS:
+        while len(self.found) < count and self._may_go_on():
             likely = (one for one in self.list_promising(order) if pool.expected_part(one) <= LIKELY)
-            while len(self.found) + len(self.pending) < count and len(pool.tried) < MOST_RUNS:
+            while len(self.found) + len(self.pending) < count and self._may_go_on():
                 batch = self._take_batch(likely)
                 if not batch:
                     break
@@ -148,6 +158,8 @@ class Search:
     def _search_doubtful(self) -> None:
         """Run some candidates that are unlikely to fit but would beat the plans found, nearest to the card first."""
         for _ in range(MOST_DOUBTFUL):
+            if self.runner.is_late:
+                return
             doubtful = self.pool.list_doubtful([fitting.priced for fitting in self.found])
             batch = self._take_batch(self.list_promising(doubtful))
             if not batch:
@@ -182,7 +194,8 @@ class Search:
 
     def _is_superfluous(self, priced: Priced) -> bool:
         """Return whether a plan like it is at least as fast, and fits or seems to fit."""
-        return any(is_alike(priced, rival) and not _is_faster(priced, rival) for rival in self._list_rivals())
+        alike = (rival for rival in self._list_rivals() if is_alike(priced.candidate, rival.candidate))
+        return any(not _is_faster(priced, rival) for rival in alike)
 
     def _list_rivals(self) -> list[Priced]:
         """Return the plans found and those that seem to fit."""
@@ -193,7 +206,7 @@ class Search:
         first = next(candidates, None)
         if first is None:
             return []
-        more = 0 if choose_depths(first.candidate.job, first.candidate.plan) else self.runner.worker_count - 1
+        more = 0 if choose_probe_depths(first.candidate.job, first.candidate.plan) else self.runner.worker_count - 1
         return [first, *islice(candidates, more)]
 
     def _probe(self, batch: list[Priced]) -> None:
@@ -210,8 +223,10 @@ class Search:
                 continue
             pool.expectation.add_probe(priced, need.uncached_bytes)
             likely_bytes = need.uncached_bytes * pool.expectation.whole_to_probe(priced, 1 / EDGE)
+            if pool.capacity_bytes < need.uncached_bytes <= self.question.cluster.device.capacity_bytes:
+                self.near.append(priced)
             if need.uncached_bytes > pool.capacity_bytes:
-                self.refusals.add_too_large(priced, format_gib(need.process_bytes))
+                self.refusals.add_too_large(priced, self._describe_need(need.process_bytes))
             elif likely_bytes <= pool.capacity_bytes or pool.is_worthwhile(priced, self._list_rivals()):
                 self.pending.append(priced)
             else:
@@ -223,7 +238,7 @@ class Search:
         self.found = [
             fitting
             for place, fitting in enumerate(ordered)
-            if not any(is_alike(fitting.priced, faster.priced) for faster in ordered[:place])
+            if not any(is_alike(fitting.priced.candidate, faster.priced.candidate) for faster in ordered[:place])
         ]
 
     def _run_whole(self) -> list[Fitting]:
@@ -238,7 +253,9 @@ class Search:
                 self.refusals.add_failure(priced, answer)
                 continue
             peak = answer.peak.process_bytes
-            self.pool.expectation.add_whole_run(priced, peak if answer.fits else max(peak, capacity))
+            self.pool.expectation.add_whole_run(priced, peak if answer.fits_card else max(peak, capacity))
+            if answer.fits_card and peak > capacity:
+                self.near.append(priced)
             if fits(answer, self.question):
                 fitting.append(Fitting(priced, answer))
                 self.progress(f"fits: {describe(priced.candidate)}")
@@ -246,10 +263,14 @@ class Search:
                 why = explain_host_limit(host_bytes(answer), self.question)
                 self.refusals.add(describe(priced.candidate), why)
             else:
-                self.refusals.add_too_large(
-                    priced, format_gib(peak) if answer.fits else f"more than {format_gib(capacity)}"
-                )
+                need = self._describe_need(peak) if answer.fits_card else f"more than {format_gib(capacity)}"
+                self.refusals.add_too_large(priced, need)
         return fitting
+
+    def _describe_need(self, needed_bytes: int) -> str:
+        """Return the bytes, and that they are more than the headroom leaves, if the card has them."""
+        is_near = needed_bytes <= self.question.cluster.device.capacity_bytes
+        return format_gib(needed_bytes) + (f" leaves less than {self.question.headroom:.3g} free" if is_near else "")
 
 
 def _is_faster(one: Priced, other: Priced) -> bool:

@@ -1,8 +1,8 @@
 """The search space: which options `plan` may choose, and which values it may give them.
 
-`FREE` is always chosen, `ORDER` and `AXES` are searched, `CHANGES` and `BUDGET` are searched only where the user
-allows it (`--allow optimizer`, `--allow budget`).  The degrees of AXES, which depend on the network and the cluster,
-and the combinations of all these values are listed by `candidates.list_candidates`.
+`FREE` is always chosen, `LOSSES`, `ORDER` and `AXES` are searched, `CHANGES` and `BUDGET` are searched only where the
+user allows it (`--allow optimizer`, `--allow budget`).  The degrees of AXES, which depend on the network and the
+cluster, and the combinations of all these values are listed by `candidates.list_candidates`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-FREE: Final[Mapping[str, str]] = {"allocator": "expandable", "optimizer": "adamw-fused", "loss": "chunked"}
-"""Values that need less memory, give the same result and take hardly any time; chosen unless something forbids them.
-
-The chunked loss multiplies by the head twice, which is 1 to 8 % of a step (a factor of 1.08 for a network of
-1.2 billion parameters on an H200, measurements/h200-2026-11-20.jsonl). A plan with room for all logits gets the plain
-loss in the end (`logits.py`)."""
+FREE: Final[Mapping[str, str]] = {"allocator": "expandable", "optimizer": "adamw-fused"}
+"""Values that need less memory, give the same result and take no time; chosen unless something forbids them, and
+taken back in the end where a plan fits without them (`prune.py`)."""
 
 FREE_OPTIONS: Final = (*FREE, "attention")
 """`FREE` and the attention, whose best value depends on the network and the card (`candidates.free_choices`)."""
+
+LOSSES: Final = ("plain", "fused", "chunked", "liger", "torch")
+"""Ways to run the head and the loss.  Which needs least depends on the tokens at once: a slice is 1,024 tokens, or
+for liger and torch a part of the micro-batch, and leaves holes between the allocator's blocks."""
+
+WHOLE_HEAD: Final = ("fused", "liger", "torch")
+"""Losses that no ranks can share: neither the head (tp) nor the sequence (cp)."""
 
 ORDER: Final[Mapping[str, tuple[Any, ...]]] = {
     "shard": ("none", "ddp", "zero1", "zero2", "hsdp", "zero3"),
@@ -55,5 +59,5 @@ BUDGET: Final = "budget"
 ALLOWABLE: Final = (*CHANGES, BUDGET)
 """Words of `--allow`."""
 
-FAMILIES: Final = (*FREE_OPTIONS, *ORDER, *AXES, "pp_schedule", "precision", "micro_batch")
+FAMILIES: Final = (*FREE_OPTIONS, "loss", *ORDER, *AXES, "pp_schedule", "precision", "micro_batch")
 """Options that `--only` and `--without` may name."""

@@ -51,6 +51,8 @@ class Choice:
     """Memory as the ghost ran it, and the seconds of the time model."""
     reasons: tuple[Reason, ...] = ()
     """A reason for each technique that is not the default."""
+    note: str | None = None
+    """A remark about a plan that nearly fills the card."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of `plans` in the document of `plan --json`."""
@@ -59,6 +61,7 @@ class Choice:
             "plan": _plan_document(self.candidate),
             "estimate": self.estimate.to_json(),
             "reasons": [asdict(reason) for reason in self.reasons],
+            "note": self.note,
         }
 
 
@@ -108,18 +111,22 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """An option that the search may not choose unasked and that would make the best plan faster."""
+    """A choice that needs the user's word and would make training faster."""
 
     what: str
     """The option to give: `--compile layers`."""
     why: str
-    """Its effect, and the reason why it is not chosen unasked."""
+    """Its effect, the plan with it, or what is missing."""
     step_seconds: float
-    """Seconds of a step of the best plan with it, by the time model; it was not run."""
+    """Seconds of a step with it, by the time model."""
     low_seconds: float
     """Lower end of the interval of these seconds."""
     high_seconds: float
     """Upper end of the interval."""
+    process_bytes: int | None = None
+    """Peak of the process on the ghost; None: priced, not run."""
+    changes_mathematics: bool = False
+    """True if it trains another way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +168,9 @@ class Solution(Viewed):
     question: dict[str, Any]
     """Model, cluster, constraints and headroom of the question."""
     plans: tuple[Choice, ...] = ()
-    """The plans that fit, best first."""
+    """The plans that fit, best first; if only one inside the headroom does, that one."""
+    barely: Choice | None = None
+    """A faster plan that fits the card, but not the card less its headroom."""
     path: tuple[Stage, ...] = ()
     """The decision path, from the baseline to the best plan."""
     refused: tuple[Refused, ...] = ()
@@ -194,6 +203,7 @@ class Solution(Viewed):
             "status": self.status,
             "question": self.question,
             "plans": [choice.to_json() for choice in self.plans],
+            "barely": None if self.barely is None else self.barely.to_json(),
             "path": [asdict(stage) for stage in self.path],
             "refused": [asdict(refused) for refused in self.refused],
             "frontier": [_with_plan(point) for point in self.frontier],

@@ -11,28 +11,28 @@ from tonnage.cluster import CPU
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, UsageError
 from tonnage.estimates.assumptions import describe_quantized_checkpoint
 from tonnage.estimates.step_time import as_time
+from tonnage.planner.alternatives import is_alike
 from tonnage.planner.budget_fit import add_budgets
 from tonnage.planner.candidates import check_precision, list_candidates
 from tonnage.planner.contradictions import find_ways_out
 from tonnage.planner.decision_path import trace_path
 from tonnage.planner.describe import describe
 from tonnage.planner.fit import Fitting
-from tonnage.planner.logits import use_plain_loss
 from tonnage.planner.nearest import explain_impossible, find_nearest, list_smallest
-from tonnage.planner.operation_seconds import add_seconds
 from tonnage.planner.pareto import find_frontier
 from tonnage.planner.pricing import price_all
-from tonnage.planner.prune import prune_rough, prune_useless
+from tonnage.planner.prune import take_back, take_back_free
 from tonnage.planner.question import Question
 from tonnage.planner.reasons import explain_choice
 from tonnage.planner.search import Search
 from tonnage.planner.solution import Choice, Point, Refused, Solution, Stage
 from tonnage.planner.suggestions import suggest_options
+from tonnage.planner.tight import find_barely_fitting, prefer_room
 from tonnage.planner.trial_runner import TrialRunner
 from tonnage.planner.unpriced import explain_unpriced
 from tonnage.trace.gc_paused import gc_paused
 from tonnage.trainers import engine_of
-from tonnage.units import pluralise
+from tonnage.units import format_gib, pluralise
 
 Progress = Callable[[str], None]
 
@@ -90,22 +90,29 @@ def _search(
     try:
         plans.run(top)
         question = plans.narrowed
-        if not plans.found:
+        if not plans.found and not plans.refusals.only_failures:
             plans.try_smallest(list_smallest(question))
         add_budgets(plans, top)
-        use_plain_loss(plans)
+        has_moved = prefer_room(plans)
+        barely = find_barely_fitting(plans)
     except (GhostUnavailable, UnreadableModel):
         raise
     except CannotEstimate as error:
         return Solution(status="unknown", question=document, refused=(Refused(what="time", why=str(error)),))
-    if not plans.found:
+    if not plans.found and barely is None:
         return _explain_none(plans, question, document, explain)
-    choices = add_seconds(_name_choices(plans.found), runner, question, progress)
+    choices = _name_choices(plans.found)
+    tight = None if barely is None else _name_choices([barely])[0]
+    if tight is not None and not choices:
+        choices, tight, question = [tight], None, replace(question, headroom=0.0)
     counts = {**plans.counts, "run": runner.run_count}
     stages: tuple[Stage, ...] = ()
     if explain:
         progress(EXPLAINING)
-        choices[0] = _explain_best(prune_rough(choices[0], question, runner), question, runner)
+        choices = [take_back(choices[0], question, runner), *take_back_free(choices[1:], question, runner)]
+    choices, tight = _show(choices, tight, document["headroom"], question, runner, has_moved=has_moved)
+    if explain:
+        choices[0] = replace(choices[0], reasons=explain_choice(choices[0], question, runner))
         stages = trace_path(choices[0], question, runner)
     points: tuple[Point, ...] = ()
     if pareto:
@@ -117,10 +124,11 @@ def _search(
         question=document,
         unpriced=explain_unpriced(choices[0].candidate, question.cluster),
         plans=tuple(choices),
+        barely=tight,
         path=stages,
         refused=_summarize_refusals(plans),
         frontier=points,
-        offers=suggest_options(choices[0], question) if explain else (),
+        offers=suggest_options(choices[0], question, runner) if explain else (),
         looked_at={**counts, "run": runner.run_count},
     )
 
@@ -156,11 +164,71 @@ def _explain_none(plans: Search, question: Question, document: dict[str, Any], e
     return Solution(status="too_large", question=document, refused=refused, nearest=nearest, looked_at=counts)
 
 
-def _explain_best(best: Choice, question: Question, runner: TrialRunner) -> Choice:
-    """Return the best plan with its reasons, without techniques that by these only cost memory."""
-    explained = replace(best, reasons=explain_choice(best, question, runner))
-    pruned = prune_useless(explained, question, runner)
-    return explained if pruned is explained else replace(pruned, reasons=explain_choice(pruned, question, runner))
+def _show(
+    choices: Sequence[Choice],
+    barely: Choice | None,
+    headroom: float,
+    question: Question,
+    runner: TrialRunner,
+    *,
+    has_moved: bool,
+) -> tuple[list[Choice], Choice | None]:
+    """Return the plans with the estimates that `tonnage estimate` gives of them, and with their names and notes.
+
+    The order is that of their seconds, if one of them was priced only now; `has_moved`: the first is one with room.
+    """
+    every = [*choices, *([] if barely is None else [barely])]
+    runs = runner.run_shown([choice.candidate for choice in every], question.cluster)
+    every = [
+        choice if run is None else replace(choice, estimate=run) for choice, run in zip(every, runs, strict=True)
+    ]
+    choices, barely = every[: len(choices)], every[len(choices)] if barely is not None else None
+    if not has_moved and all(choice.estimate.time["step_seconds"] for choice in choices):
+        choices = sorted(choices, key=lambda choice: choice.estimate.time["step_seconds"])
+    best, *others = _drop_alike(choices, kept=2 if has_moved else 1)
+    others = [replace(choice, name=describe(choice.candidate)) for choice in others]
+    if has_moved:
+        others[0] = replace(others[0], note=_describe_tight(others[0], best))
+    if best.estimate.peak.process_bytes > best.estimate.cluster["capacity_bytes"] * (1 - headroom):
+        best = replace(best, note=_describe_barely(best, None, headroom))
+    if barely is not None:
+        note = _describe_barely(barely, best, headroom)
+        barely = replace(barely, name=describe(barely.candidate), note=note)
+    return [replace(best, name="best"), *others], barely
+
+
+def _drop_alike(choices: Sequence[Choice], *, kept: int) -> list[Choice]:
+    """Return the first plans, and the others that differ: without superfluous techniques some may be alike.
+
+    One that is alike and needs less memory stays: it may be there for its room.
+    """
+    new = [choice for place, choice in enumerate(choices) if place >= kept and not _is_alike(choice, choices[:place])]
+    return [*choices[:kept], *new]
+
+
+def _is_alike(choice: Choice, others: Sequence[Choice]) -> bool:
+    alike = [other for other in others if is_alike(choice.candidate, other.candidate)]
+    return any(other.estimate.peak.process_bytes <= choice.estimate.peak.process_bytes for other in alike)
+
+
+def _describe_tight(faster: Choice, best: Choice) -> str:
+    """Return why a faster plan comes second."""
+    seconds, others = (choice.estimate.time["step_seconds"] for choice in (faster, best))
+    free = format_gib(faster.estimate.cluster["capacity_bytes"] - faster.estimate.peak.process_bytes)
+    gain = f"{1 - seconds / others:.1%} faster" if seconds and others else "not slower"
+    return f"{gain} than the first, and leaves only {free} free"
+
+
+def _describe_barely(choice: Choice, best: Choice | None, headroom: float) -> str:
+    """Return that a plan fits only inside the headroom, and how much slower the best plan outside it is."""
+    peak, capacity = choice.estimate.peak.process_bytes, choice.estimate.cluster["capacity_bytes"]
+    free = format_gib(capacity - peak)
+    note = f"fits barely: {free} free is less than the headroom, {100 * headroom:g} % of the card"
+    note += f"; --headroom {int((1 - peak / capacity) * 1000) / 10:g} plans with it"
+    seconds = choice.estimate.time["step_seconds"]
+    if best is not None and seconds and (others := best.estimate.time["step_seconds"]):
+        note += f"; the headroom costs {others - seconds:.3g} s a step, {others / seconds:.2f} times as long"
+    return note
 
 
 def _explain_undivided(question: Question) -> str:
@@ -210,7 +278,8 @@ def _describe_question(question: Question) -> dict[str, Any]:
         "capacity_bytes": cluster.device.capacity_bytes,
         "budget_bytes": question.budget_bytes,
         "headroom": question.headroom,
-        "host_memory_bytes": question.host_memory_bytes,
+        "host_memory_bytes": cluster.host_memory_bytes,
+        "host_limit_bytes": cluster.host_limit_bytes,
         "sequences": question.sequences,
         "words": model["config"].get("vocab_size") is not None or "text_config" in model["config"],
         "methods": list(question.methods or (question.job.method,)),

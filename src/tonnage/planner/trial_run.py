@@ -21,9 +21,8 @@ from tonnage.planner.pipeline_buffers import add_to_estimate, add_to_probe, buff
 from tonnage.planner.pricing import find_shape
 from tonnage.planner.probe import Probe, summarize_trace
 from tonnage.planner.solution import Candidate
-from tonnage.shallow.depths import choose_depths, is_repetitive, leaves_what_it_found, roomy, with_layers
+from tonnage.shallow.depths import choose_probe_depths, is_repetitive, layers_of, roomy, with_layers
 from tonnage.timing.work import Work
-from tonnage.trace.operations import StepOperations
 
 if TYPE_CHECKING:
     from tonnage.workers.worker import Worker
@@ -32,9 +31,6 @@ STEPS: Final = 3
 """Steps of a whole run: the first makes optimizer states, the second holds them, the third is as all others.
 
 Steps after the first repeat its requests (`tonnage_inside.repeating`), unless a step depends on those before it."""
-
-STEPS_EXPANDABLE: Final = 2
-"""The same with expandable segments, if the second step leaves behind what it found: the third then equals it."""
 
 PROBE_STEPS: Final = 1
 """Steps of a probe: `depth.summarize_trace` derives what the later ones need."""
@@ -58,23 +54,18 @@ class TrialRun:
     rank: int
     is_probe: bool
     """True if only the memory need is wanted."""
-    counts_operations: bool = False
-    """True if the operations of a step are wanted instead of its memory."""
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Return what decides the answer; the model's configuration is not hashable, so its text is used."""
         job = self.candidate.job
         shape = tuple(getattr(job, item.name) for item in fields(job) if item.name != "model")
-        kind = (self.is_probe, self.counts_operations)
-        run = (self.candidate.plan, self.cluster, self.steps, self.repeated, self.rank, *kind)
+        run = (self.candidate.plan, self.cluster, self.steps, self.repeated, self.rank, self.is_probe)
         return (job.model.name, repr(job.model.config), *shape, *run)
 
-    def execute(self, worker: Worker) -> Estimate | Probe | StepOperations:
+    def execute(self, worker: Worker) -> Estimate | Probe:
         """Return the answer, with the pipeline buffers of the micro-batches that are not run."""
         full_job, plan = self.candidate.job, self.candidate.plan
-        if self.counts_operations:
-            return worker.count_operations(full_job, plan, self.cluster, rank=self.rank)
         job = replace(full_job, grad_accum=count_micro_batches(self.candidate))
         each = buffer_bytes(self.candidate, self.cluster, self.rank)
         more = (full_job.grad_accum - job.grad_accum) * each
@@ -90,6 +81,34 @@ class TrialRun:
             worker=worker,
         )
         return _as_whole_step(add_to_estimate(answer.estimate, more, full_job, self.cluster), full_job, job)
+
+
+@dataclass(frozen=True)
+class ShownRun:
+    """All ranks of a candidate, run as `tonnage estimate` runs them."""
+
+    candidate: Candidate
+    cluster: Cluster
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Return what decides the answer."""
+        return ("shown", *run_of_fullest_rank(self.candidate, self.cluster).key)
+
+    def execute(self, worker: Worker) -> Estimate:
+        """Return the estimate that `tonnage estimate` shows."""
+        case = Case(self.candidate.job, self.candidate.plan, self.cluster)
+        return predict.answer(case, worker=worker).estimate
+
+
+QUICK: Final = 300
+"""Layers of all micro-batches and ranks up to which a plan is run as `tonnage estimate` runs it: about a second."""
+
+
+def is_quick(candidate: Candidate, cluster: Cluster) -> bool:
+    """Return whether all ranks of a candidate take about a second with all their micro-batches."""
+    layers = layers_of(candidate.job) or 1
+    return layers * candidate.job.grad_accum * len(list_ranks(candidate, cluster)) <= QUICK
 
 
 def run_of_fullest_rank(candidate: Candidate, cluster: Cluster) -> TrialRun:
@@ -109,7 +128,7 @@ def _whole_run(candidate: Candidate, cluster: Cluster, rank: int) -> TrialRun:
 
 def list_probes(candidate: Candidate, cluster: Cluster) -> list[TrialRun]:
     """Return the probes that tell what a candidate needs: of itself, or of two shallower networks."""
-    found = choose_depths(candidate.job, candidate.plan)
+    found = choose_probe_depths(candidate.job, candidate.plan)
     shallow = [replace(candidate, job=with_layers(candidate.job, layers)) for layers in found or ()]
     return [probe_of(candidate, cluster, network) for network in shallow or [candidate]]
 
@@ -118,12 +137,6 @@ def probe_of(candidate: Candidate, cluster: Cluster, network: Candidate | None =
     """Return the probe of a candidate, or of a shallower network in its place."""
     rank, probed = guess_fullest_rank(candidate, cluster), network or candidate
     return TrialRun(probed, roomy(cluster), _count_probe_steps(probed), 0, rank, is_probe=True)
-
-
-def operation_count_of(candidate: Candidate, cluster: Cluster) -> TrialRun:
-    """Return the run that counts the operations of a step."""
-    rank = guess_fullest_rank(candidate, cluster)
-    return TrialRun(candidate, cluster, 2, 0, rank, is_probe=False, counts_operations=True)
 
 
 def list_ranks(candidate: Candidate, cluster: Cluster) -> tuple[int, ...]:
@@ -160,8 +173,7 @@ def count_micro_batches(candidate: Candidate) -> int:
 def count_steps(candidate: Candidate) -> tuple[int, int]:
     """Return how many steps a whole run makes, and how many more only repeat the first one's requests."""
     job, plan = candidate.job, candidate.plan
-    steps = STEPS_EXPANDABLE if plan.allocator == "expandable" and leaves_what_it_found(job, plan) else STEPS
-    return (1, steps - 1) if is_repetitive(job, plan) else (steps, 0)
+    return (1, STEPS - 1) if is_repetitive(job, plan) else (STEPS, 0)
 
 
 def _count_probe_steps(candidate: Candidate) -> int:

@@ -8,37 +8,42 @@ with TrialRunner(progress) as runner:
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, Self, TypeAlias
 
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, TonnageError, UnreadableModel, UsageError
 from tonnage.estimates.estimate import Estimate
-from tonnage.ghost.process import any_libraries
+from tonnage.estimates.from_traces import combine
+from tonnage.ghost.environment import any_libraries
 from tonnage.planner.probe import Need, Probe, extrapolate, need_of
 from tonnage.planner.scheduler import Scheduler, Task
 from tonnage.planner.solution import Candidate
 from tonnage.planner.trial_run import (
+    ShownRun,
+    is_quick,
     list_probes,
-    operation_count_of,
     probe_of,
     run_of_fullest_rank,
     runs_of_other_ranks,
 )
-from tonnage.shallow.depths import choose_depths, layers_of
-from tonnage.trace.operations import StepOperations
+from tonnage.shallow.depths import choose_probe_depths, layers_of
 
 if TYPE_CHECKING:
     from tonnage.workers.worker import Worker
 
+MOST_SECONDS: Final = 120
+"""Seconds after which a search ends with what it has found, and explains only what is known already."""
+
 Failure: TypeAlias = UsageError | CannotEstimate
 """Why a candidate could not be run."""
 
-Answer: TypeAlias = Estimate | Probe | StepOperations | Failure
+Answer: TypeAlias = Estimate | Probe | Failure
 """The answer of one trial run."""
 
 
@@ -58,6 +63,7 @@ class TrialRunner:
 
     def __init__(self, progress: Callable[[str], None], count: int | None = None, torch: str | None = None) -> None:
         any_libraries()
+        self._begun = time.monotonic()
         self._progress, self._torch = progress, torch
         self._worker_count = count or max(1, min(4, os.cpu_count() or 1))
         self._idle: SimpleQueue[Worker | None] = SimpleQueue()
@@ -71,6 +77,11 @@ class TrialRunner:
     def run_count(self) -> int:
         """Return how many ranks of candidates were run, or taken from the cache of traces."""
         return self._scheduler.task_count
+
+    @property
+    def is_late(self) -> bool:
+        """Return whether it has existed for MOST_SECONDS, after which only what is needed for an answer is run."""
+        return time.monotonic() - self._begun > MOST_SECONDS
 
     @property
     def worker_count(self) -> int:
@@ -102,23 +113,32 @@ class TrialRunner:
         Where ranks differ, the one that is likely to need most is run first.  The others are only run if it needs no
         more than `budget_bytes` (default: the card).
         """
-        firsts = [self._scheduler.submit(run_of_fullest_rank(candidate, cluster)) for candidate in candidates]
+        cards = _without_host(cluster)
+        firsts = [self._scheduler.submit(run_of_fullest_rank(candidate, cards)) for candidate in candidates]
         others: list[list[Future[Answer]]] = []
         for candidate, first in zip(candidates, firsts, strict=True):
             fits = _is_within(first.result(), budget_bytes)
-            runs = runs_of_other_ranks(candidate, cluster) if fits else []
+            runs = runs_of_other_ranks(candidate, cards) if fits else []
             others.append([self._scheduler.submit(run) for run in runs])
         answers = [[rank.result() for rank in (first, *rest)] for first, rest in zip(firsts, others, strict=True)]
-        return [_pick_worst_rank(_check_readable(ranks)) for ranks in answers]
+        return [_pick_worst_rank(_check_readable(ranks), cluster) for ranks in answers]
 
     def find_estimate(self, candidate: Candidate, cluster: Cluster) -> Estimate | None:
         """Return the estimate of an earlier whole run; None if there was none, or it failed."""
-        first = self._scheduler.find(run_of_fullest_rank(candidate, cluster))
+        cards = _without_host(cluster)
+        first = self._scheduler.find(run_of_fullest_rank(candidate, cards))
         if first is None:
             return None
-        others = map(self._scheduler.find, runs_of_other_ranks(candidate, cluster))
-        answer = _pick_worst_rank([first.result(), *(other.result() for other in others if other is not None)])
+        others = map(self._scheduler.find, runs_of_other_ranks(candidate, cards))
+        ranks = [first.result(), *(other.result() for other in others if other is not None)]
+        answer = _pick_worst_rank(ranks, cluster)
         return answer if isinstance(answer, Estimate) else None
+
+    def find_failure(self, candidate: Candidate, cluster: Cluster) -> Failure | None:
+        """Return why an earlier whole run of the fullest rank failed; None if it did not, or there was none."""
+        first = self._scheduler.find(run_of_fullest_rank(candidate, cluster))
+        answer = None if first is None else first.result()
+        return answer if isinstance(answer, UsageError | CannotEstimate) else None
 
     def probe(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need | Failure]:
         """Return what each candidate needs on a card where everything fits; deep networks by two shallow runs."""
@@ -134,10 +154,17 @@ class TrialRunner:
             answers = [self._scheduler.submit(whole_network).result()]
         return _need_from_probes(candidate, _check_readable(answers))
 
-    def count_operations(self, candidate: Candidate, cluster: Cluster) -> StepOperations | None:
-        """Return the operations of a step on the likely fullest rank; None if they could not be counted."""
-        answer = self._scheduler.submit(operation_count_of(candidate, cluster)).result()
-        return answer if isinstance(answer, StepOperations) else None
+    def run_shown(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Estimate | None]:
+        """Run each candidate as `tonnage estimate` runs it, so that a saved plan gives the same answer.
+
+        None for one that takes too long, of which whole runs leave out micro-batches, or that fails now.
+        """
+        futures = [
+            self._scheduler.submit(ShownRun(candidate, cluster)) if is_quick(candidate, cluster) else None
+            for candidate in candidates
+        ]
+        answers = [None if future is None else future.result() for future in futures]
+        return [answer if isinstance(answer, Estimate) else None for answer in answers]
 
     def _execute(self, run: Runnable) -> Answer:
         worker = self._idle.get()
@@ -193,20 +220,24 @@ class TrialRunner:
 
 
 def _is_within(answer: Answer, budget_bytes: int | None) -> bool:
-    if not isinstance(answer, Estimate) or not answer.fits:
+    if not isinstance(answer, Estimate) or not answer.fits_card:
         return False
     return budget_bytes is None or answer.peak.process_bytes <= budget_bytes
 
 
-def _pick_worst_rank(ranks: Sequence[Answer]) -> Estimate | Failure:
+def _without_host(cluster: Cluster) -> Cluster:
+    """Return the cluster without a stated host memory, which changes no run: only the verdict on it."""
+    return replace(cluster, host_memory_bytes=None)
+
+
+def _pick_worst_rank(ranks: Sequence[Answer], cluster: Cluster) -> Estimate | Failure:
     """Return the estimate of the rank that needs most, with the others listed; or why one could not be run."""
     estimates = [answer for answer in ranks if isinstance(answer, Estimate)]
     for answer in ranks:
         if isinstance(answer, UsageError | CannotEstimate):
             return answer
-    worst = max(estimates, key=lambda estimate: (not estimate.fits, estimate.peak.process_bytes))
-    listed = sorted((rank for estimate in estimates for rank in estimate.ranks), key=lambda rank: rank["rank"])
-    return replace(worst, ranks=tuple(listed))
+    ordered = sorted(estimates, key=lambda estimate: (estimate.fits_card, -estimate.peak.process_bytes))
+    return combine(ordered, cluster)
 
 
 def _check_readable(answers: Sequence[Answer]) -> Sequence[Answer]:
@@ -224,6 +255,6 @@ def _need_from_probes(candidate: Candidate, answers: Sequence[Answer]) -> Need |
     probes = [answer for answer in answers if isinstance(answer, Probe)]
     if len(probes) == 1:
         return need_of(probes[0])
-    found = choose_depths(candidate.job, candidate.plan)
+    found = choose_probe_depths(candidate.job, candidate.plan)
     assert found is not None
     return extrapolate(probes[0], probes[1], found, layers_of(candidate.job))

@@ -7,9 +7,9 @@ saved estimate may come from an untrusted source.
 from collections.abc import Iterator
 from typing import Final
 
-from tonnage.estimates.estimate import Estimate, PhasePeak
+from tonnage.advice.untried import suggest
+from tonnage.estimates.estimate import Estimate, PhasePeak, capacity_bytes, shown_peak
 from tonnage.report import markup, wording
-from tonnage.report.advice import suggest
 from tonnage.report.markup import key, table, text
 from tonnage.units import format_gib, format_size
 
@@ -60,6 +60,9 @@ def _verdict(estimate: Estimate) -> str:
     kind = "full" if not estimate.fits else "tight" if estimate.is_tight else "fits"
     question = f"{wording.subject(estimate)} on {wording.card(estimate)}"
     notes = "".join(f"<p>Note: {text(note)}</p>" for note in estimate.notes)
+    if host := wording.host_verdict(estimate):
+        kind_of_host = "fits" if estimate.host.fits else "full"
+        notes = f'<p class="{kind_of_host}">{text(host)}</p>{notes}'
     return (
         f'<p class="answer"><span class="{kind}">{wording.headline(estimate)}</span> {text(wording.need(estimate))}'
         f'</p>\n<p>{text(question)}</p>\n<p class="quiet">{text(wording.choices(estimate))}</p>{notes}'
@@ -91,7 +94,7 @@ def _advice(estimate: Estimate) -> Iterator[str]:
 def _phases(estimate: Estimate) -> Iterator[str]:
     if not estimate.phases:
         return
-    capacity, peak = wording.capacity_bytes(estimate), estimate.peak
+    capacity, peak = capacity_bytes(estimate), estimate.peak
     whole = PhasePeak(name="whole run", allocated_bytes=peak.allocated_bytes, reserved_bytes=peak.reserved_bytes)
     rows = [
         (
@@ -153,8 +156,8 @@ def _bar(estimate: Estimate) -> str:
         f'<rect x="0.5" y="0.5" width="{_WIDTH - 1}" height="{_BAR_HEIGHT - 1}" fill="none" stroke="currentColor" '
         'stroke-opacity="0.45"/>'
     )
-    capacity = wording.capacity_bytes(estimate)
-    peak = wording.shown_peak(estimate)
+    capacity = capacity_bytes(estimate)
+    peak = shown_peak(estimate)
     moment = wording.moment(peak.step, peak.phase, peak.layer)
     heading = "The whole step, on a card without a limit" if estimate.needed else "At the peak"
     if capacity and peak.process_bytes > capacity:
@@ -172,7 +175,7 @@ def _bar(estimate: Estimate) -> str:
 
 
 def _legend(estimate: Estimate) -> str:
-    whole = wording.capacity_bytes(estimate) or estimate.peak.process_bytes
+    whole = capacity_bytes(estimate) or estimate.peak.process_bytes
     rows = [
         (
             f'<span class="swatch" style="background: {share.look.colour}"></span>',
@@ -183,7 +186,7 @@ def _legend(estimate: Estimate) -> str:
         )
         for share in wording.shares(estimate)
     ]
-    if wording.capacity_bytes(estimate):
+    if capacity_bytes(estimate):
         free = wording.free_bytes(estimate)
         rows.append(('<span class="swatch none"></span>', "free", format_gib(free), wording.percent(free, whole), ""))
     return table((), rows, numbers=(2, 3))

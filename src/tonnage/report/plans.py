@@ -8,15 +8,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tonnage.estimates.training import describe_training
 from tonnage.options import spell_option
 from tonnage.planner.describe import describe
-from tonnage.planner.search_space import OFFLOADS
-from tonnage.planner.solution import Choice, Nearest, Point, Remedy, Solution, Stage
+from tonnage.planner.solution import Choice, Nearest, Offer, Point, Remedy, Solution, Stage
 from tonnage.planner.trial_run import count_micro_batches
 from tonnage.planner.unpriced import RANKED
 from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, Canvas, Part, draw, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, LOOKS
-from tonnage.report.wording import longest_text, samples
+from tonnage.report.wording import host_verdict, longest_text, samples
 from tonnage.units import format_gib, pluralise
 
 _REFUSED_ROWS: Final = 8
@@ -75,10 +75,12 @@ def _headline(solution: Solution) -> Table:
         rows.add_row("", text(f"{asked}; {batch}"))
         if best.estimate.time["step_seconds"] is not None:
             rows.add_row("", text(_speed(best)))
+        if (training := describe_training(best.estimate.time)) is not None:
+            rows.add_row("", text(training))
         if solution.unpriced is not None:
             rows.add_row("", text(order(solution)))
-        if (held := on_host(best, question["host_memory_bytes"])) is not None:
-            rows.add_row("", text(held))
+        if (host := host_verdict(best.estimate)) is not None:
+            rows.add_row("", text(host))
     elif solution.nearest is not None:
         missing = format_gib(solution.nearest.missing_bytes)
         rows.add_row(Text(_HEADLINES["too_large"], style=BAD), text(f"{missing} missing, at least", "bold"))
@@ -111,17 +113,6 @@ def order(solution: Solution) -> str:
     return f"ranked without seconds: {RANKED}. {solution.unpriced}"
 
 
-def on_host(choice: Choice, memory_bytes: int | None) -> str | None:
-    """Return the host memory of a plan that uses it, and the machine's limit if given; None for other plans."""
-    plan, estimate = choice.candidate.plan, choice.estimate
-    each, ranks = estimate.host.peak_bytes, estimate.cluster["gpus_per_node"]
-    if each is None or all(getattr(plan, name) == "none" for name in OFFLOADS):
-        return None
-    of_ranks = f" ({ranks} x {format_gib(each)})" if ranks > 1 else ""
-    limit = "which --host-memory would limit" if memory_bytes is None else f"of {format_gib(memory_bytes)}"
-    return f"{format_gib(each * ranks)} of host memory on each machine{of_ranks}, {limit}"
-
-
 def _speed(choice: Choice) -> str:
     time = choice.estimate.time
     interval = f"{seconds(time.get('low_seconds'))} to {seconds(time.get('high_seconds'))}"
@@ -152,11 +143,14 @@ def _plans(solution: Solution, canvas: Canvas) -> Iterator[Part]:
             header=Text(heading, style="dim"), justify=justify, no_wrap=heading != "plan", overflow="fold"
         )
     rows.show_header = True
-    for number, choice in enumerate(solution.plans, 1):
+    shown_plans = [(str(number), choice) for number, choice in enumerate(solution.plans, 1)]
+    if solution.barely is not None:
+        shown_plans.append(("-", solution.barely))
+    for number, choice in shown_plans:
         time, peak = choice.estimate.time, choice.estimate.peak.process_bytes
         cells = (
-            str(number),
-            text(describe(choice.candidate, beside=solution.plans[0].candidate), "bold" if number == 1 else ""),
+            number,
+            text(describe(choice.candidate, beside=solution.plans[0].candidate), "bold" if number == "1" else ""),
             *rates(time)[:3],
             format_gib(peak),
             format_gib(max(solution.question["capacity_bytes"] - peak, 0)),
@@ -164,6 +158,9 @@ def _plans(solution: Solution, canvas: Canvas) -> Iterator[Part]:
         )
         rows.add_row(*(cells[index] for index in shown))
     yield Padding(rows, (0, 0, 0, 2))
+    for number, choice in shown_plans:
+        if choice.note is not None:
+            yield Padding(text(f"{number}  {choice.note}"), (0, 0, 0, 2))
 
 
 def rates(time: dict[str, Any]) -> tuple[str, str, str, str]:
@@ -322,14 +319,20 @@ def _remedy(remedy: Remedy) -> tuple[Text, str, str, str]:
 def _offers(solution: Solution, canvas: Canvas) -> Iterator[Part]:
     if not solution.offers:
         return
-    yield title("Faster if you say so", text("priced, not run", "dim"), canvas)
+    yield title("Faster if you say so", text("* changes what is trained", "dim"), canvas)
     rows = Table.grid(padding=(0, 2))
-    rows.add_column(no_wrap=True)
-    rows.add_column(no_wrap=True)
-    rows.add_column()
+    for wraps in (False, False, True):
+        rows.add_column(no_wrap=not wraps)
     for offer in solution.offers:
-        rows.add_row(text(offer.what, "bold"), f"{seconds(offer.step_seconds)} a step", text(offer.why, "dim"))
+        words = text(offer.what + " *" * offer.changes_mathematics, "bold")
+        why = text(f"{offered_peak(offer)}; {offer.why}", "dim")
+        rows.add_row(words, f"{seconds(offer.step_seconds)} a step", why)
     yield Padding(rows, (0, 0, 0, 2))
+
+
+def offered_peak(offer: Offer) -> str:
+    """Return the peak with what is offered."""
+    return "priced, not run" if offer.process_bytes is None else format_gib(offer.process_bytes)
 
 
 def _refused(solution: Solution) -> Iterator[Part]:

@@ -13,13 +13,14 @@ from tonnage.report.plans import (
     describe_need,
     describe_point,
     facts,
-    on_host,
+    offered_peak,
     order,
     rates,
     saving,
     seconds,
     why_not,
 )
+from tonnage.report.wording import host_verdict
 from tonnage.units import format_gib
 
 _WIDTH: Final = 760
@@ -49,7 +50,7 @@ def _parts(solution: Solution) -> Iterator[str]:
         yield _path(solution.path, solution.question["capacity_bytes"])
     if solution.plans:
         yield "<h3>Plans that fit, each run on the ghost</h3>"
-        yield _plans(solution.plans)
+        yield from _plans(solution)
         yield from _reasons(solution.plans[0])
     if solution.nearest is not None and solution.nearest.remedies:
         yield "<h3>What would make it fit</h3>"
@@ -74,9 +75,11 @@ def _parts(solution: Solution) -> Iterator[str]:
             numbers=(0, 1, 2),
         )
     if solution.offers:
-        yield "<h3>Faster if you say so: priced, not run</h3>"
-        offered = [(text(one.what), seconds(one.step_seconds), text(one.why)) for one in solution.offers]
-        yield table(("say", "step", "why"), offered, numbers=(1,))
+        yield "<h3>Faster if you say so</h3>"
+        offered = [
+            (text(one.what), seconds(one.step_seconds), offered_peak(one), text(one.why)) for one in solution.offers
+        ]
+        yield table(("say", "step", "peak", "why"), offered, numbers=(1,))
     if solution.refused:
         yield "<h3>Refused</h3>"
         rows_of = [(text(one.what), f'<span class="quiet">{text(one.why)}</span>') for one in solution.refused]
@@ -100,8 +103,8 @@ def _answer(solution: Solution) -> Iterator[str]:
         if solution.unpriced is not None:
             yield f"<p>{text(order(solution))}</p>"
         yield f"<p>{format_gib(best.estimate.peak.process_bytes)} at the peak</p>"
-        if (held := on_host(best, question["host_memory_bytes"])) is not None:
-            yield f"<p>{text(held)}</p>"
+        if (host := host_verdict(best.estimate)) is not None:
+            yield f"<p>{text(host)}</p>"
     elif solution.nearest is not None:
         missing = format_gib(solution.nearest.missing_bytes)
         yield f'<p class="answer full">does not fit: {missing} missing, at least</p>'
@@ -110,14 +113,18 @@ def _answer(solution: Solution) -> Iterator[str]:
         yield f'<p class="answer full">{text(why_not(solution))}</p>'
 
 
-def _plans(plans: tuple[Choice, ...]) -> str:
-    rows = []
-    for choice in plans:
+def _plans(solution: Solution) -> Iterator[str]:
+    rows, plans = [], solution.plans
+    shown = [*plans, *([] if solution.barely is None else [solution.barely])]
+    for choice in shown:
         *speed, bound = rates(choice.estimate.time)
         peak = format_gib(choice.estimate.peak.process_bytes)
         words = describe(choice.candidate, beside=plans[0].candidate)
         rows.append((text(words), *speed, peak, text(bound)))
-    return table(("plan", "step", "tokens/s a GPU", "MFU", "peak", "bound by"), rows, numbers=(1, 2, 3, 4))
+    yield table(("plan", "step", "tokens/s a GPU", "MFU", "peak", "bound by"), rows, numbers=(1, 2, 3, 4))
+    for choice in shown:
+        if choice.note is not None:
+            yield f"<p>{text(f'{describe(choice.candidate)}: {choice.note}')}</p>"
 
 
 def _reasons(choice: Choice) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""An Advice as text for a terminal: the script before and after the changes, the changes, and the command line."""
+"""A ScriptPlan as text for a terminal: the script before and after the changes, the changes, and the command line."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -7,13 +7,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.estimate import Estimate, Host
 from tonnage.planner.describe import describe
 from tonnage.planner.solution import Refused
 from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, TIGHT, Canvas, Part, draw, text, title
 from tonnage.report.plans import cost, saving, seconds
-from tonnage.script.advice import Advice
-from tonnage.script.changes import Change
+from tonnage.script.planning import ScriptPlan
+from tonnage.script.setting_changes import Change
 from tonnage.units import format_gib, pluralise
 
 VERDICTS: Final = {
@@ -24,55 +24,55 @@ VERDICTS: Final = {
 }
 
 
-def render(advice: Advice, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
+def render(script_plan: ScriptPlan, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
     """Return the report with this width (at least 60, at most 200 columns) and a final newline."""
     canvas = Canvas.of(width=width, colour=colour, unicode=unicode, least=LEAST_OF_PLANS)
-    return draw(_parts(advice), canvas)
+    return draw(_parts(script_plan), canvas)
 
 
-def _parts(advice: Advice) -> Iterator[Part]:
-    yield _headline(advice)
+def _parts(script_plan: ScriptPlan) -> Iterator[Part]:
+    yield _headline(script_plan)
     yield title("The script, run")
-    yield Padding(_beside(advice), (0, 0, 0, 2))
-    yield from _changes(advice)
-    yield from _line(advice)
-    yield from _listed("Tried, and not advised", advice.failed)
-    yield from _unexpressed(advice)
-    yield from _notes(advice)
+    yield Padding(_beside(script_plan), (0, 0, 0, 2))
+    yield from _changes(script_plan)
+    yield from _line(script_plan)
+    yield from _listed("Tried, and not advised", script_plan.failed)
+    yield from _unexpressed(script_plan)
+    yield from _notes(script_plan)
 
 
-def _headline(advice: Advice) -> Table:
+def _headline(script_plan: ScriptPlan) -> Table:
     rows = Table.grid(padding=(0, 2))
     rows.add_column(no_wrap=True)
     rows.add_column()
-    word, style = VERDICTS[advice.status]
-    if advice.status == "found" and not advice.has_room(advice.answer):
+    word, style = VERDICTS[script_plan.status]
+    if script_plan.status == "found" and not script_plan.has_room(script_plan.answer):
         word, style = "FITS, BARELY", TIGHT
-    rows.add_row(Text(word, style=style), text(describe_verdict(advice), "bold"))
-    rows.add_row("", text(advice.seen))
-    if advice.now is not None:
-        rows.add_row("", text(advice.now.words))
-    if advice.by_trial:
-        rows.add_row("", text(f"by trying, without a plan: {advice.why_not}"))
+    rows.add_row(Text(word, style=style), text(describe_verdict(script_plan), "bold"))
+    rows.add_row("", text(script_plan.seen))
+    if script_plan.now is not None:
+        rows.add_row("", text(script_plan.now.words))
+    if script_plan.by_trial:
+        rows.add_row("", text(f"by trying, without a plan: {script_plan.why_not}"))
     return rows
 
 
-def describe_verdict(advice: Advice) -> str:
+def describe_verdict(script_plan: ScriptPlan) -> str:
     """Return the answer behind FITS or DOES NOT FIT, in a few words."""
-    if advice.why_not is not None and not advice.by_trial:
-        return advice.why_not
-    if not advice.changes:
-        return "as it is: nothing to change" if advice.status == "found" else _left(advice)
-    if advice.status != "found":
+    if script_plan.why_not is not None and not script_plan.by_trial:
+        return script_plan.why_not
+    if not script_plan.changes:
+        return "as it is: nothing to change" if script_plan.status == "found" else _left(script_plan)
+    if script_plan.status != "found":
         return "whatever was tried"
-    return f"with {pluralise(len(advice.changes), 'change')}" + (
-        "" if advice.before.fits else "; as it is, it does not"
+    return f"with {pluralise(len(script_plan.changes), 'change')}" + (
+        "" if script_plan.before.fits else "; as it is, it does not"
     )
 
 
-def _left(advice: Advice) -> str:
+def _left(script_plan: ScriptPlan) -> str:
     """Return the reason why there is no plan."""
-    found = advice.solution
+    found = script_plan.solution
     if found is not None and found.nearest is not None:
         near = found.nearest
         return (
@@ -83,47 +83,54 @@ def _left(advice: Advice) -> str:
     return found.refused[0].why if found is not None and found.refused else "no combination is left"
 
 
-def _beside(advice: Advice) -> Table:
+def _beside(script_plan: ScriptPlan) -> Table:
     """Return a table with one column for each of the two runs."""
-    runs = [advice.before] + ([advice.after.estimate] if advice.after is not None else [])
+    runs = [script_plan.before] + ([script_plan.after.estimate] if script_plan.after is not None else [])
     rows = Table.grid(padding=(0, 3))
     rows.add_column()
     for heading in ("as it is", "with the changes")[: len(runs)]:
         rows.add_column(header=Text(heading, style="dim"), justify="right", no_wrap=True)
     rows.show_header = True
     rows.add_row("fits", *(_fits(run) for run in runs))
+    rows.add_row("host memory", *(Text(format_host(run.host), style="" if run.host.fits else BAD) for run in runs))
     rows.add_row("peak of the process", *(format_reached(run, run.peak.process_bytes) for run in runs))
     rows.add_row("allocated", *(format_reached(run, run.peak.allocated_bytes) for run in runs))
     free = (run.cluster["capacity_bytes"] - run.peak.process_bytes for run in runs)
     rows.add_row(
-        "free", *(format_gib(max(left, 0)) if run.fits else "-" for run, left in zip(runs, free, strict=True))
+        "free", *(format_gib(max(left, 0)) if run.fits_card else "-" for run, left in zip(runs, free, strict=True))
     )
-    if any(advice.step_seconds):
-        rows.add_row("a step (time model)", *(seconds(value) for value in advice.step_seconds[: len(runs)]))
+    if any(script_plan.step_seconds):
+        rows.add_row("a step (time model)", *(seconds(value) for value in script_plan.step_seconds[: len(runs)]))
     return rows
 
 
 def format_reached(run: Estimate, most: int) -> str:
     """Return a peak; `>` marks the last value of a run that ended without memory."""
-    return format_gib(most) if run.fits else f"> {format_gib(most)}"
+    return format_gib(most) if run.fits_card else f"> {format_gib(most)}"
+
+
+def format_host(host: Host) -> str:
+    """Return what a machine needs of host memory, beside what it has if it does not fit."""
+    needed = "-" if host.machine_bytes is None else format_gib(host.machine_bytes)
+    return needed if host.fits else f"{needed} of {format_gib(host.limit_bytes or 0)}"
 
 
 def _fits(run: Estimate) -> Text:
     return Text("yes", style=GOOD) if run.fits else Text("no", style=BAD)
 
 
-def _changes(advice: Advice) -> Iterator[Part]:
-    if not advice.changes:
+def _changes(script_plan: ScriptPlan) -> Iterator[Part]:
+    if not script_plan.changes:
         return
-    yield title("What to change" if advice.status != "too_large" else "What would change, had it fitted")
-    yield _table("setting", [(_settings(change), change) for change in advice.changes])
+    yield title("What to change" if script_plan.status != "too_large" else "What would change, had it fitted")
+    yield _table("setting", [(_settings(change), change) for change in script_plan.changes])
 
 
-def _unexpressed(advice: Advice) -> Iterator[Part]:
-    if not advice.unexpressed:
+def _unexpressed(script_plan: ScriptPlan) -> Iterator[Part]:
+    if not script_plan.unexpressed:
         return
     yield title("Techniques that it has no setting for (their figures: the same plan in a loop of tonnage's own)")
-    yield _table("technique", [(text(change.technique), change) for change in advice.unexpressed])
+    yield _table("technique", [(text(change.technique), change) for change in script_plan.unexpressed])
 
 
 def _table(first: str, found: list[tuple[Text, Change]]) -> Padding:
@@ -143,16 +150,16 @@ def _settings(change: Change) -> Text:
     return Text("\n").join(text(str(setting), "bold") for setting in change.settings)
 
 
-def _line(advice: Advice) -> Iterator[Part]:
-    if advice.after is None:
+def _line(script_plan: ScriptPlan) -> Iterator[Part]:
+    if script_plan.after is None:
         return
     yield title("As it was run")
-    yield Padding(text(advice.after.line), (0, 0, 0, 2))
-    if advice.after.arguments:
+    yield Padding(text(script_plan.after.line), (0, 0, 0, 2))
+    if script_plan.after.arguments:
         yield Padding(text("and, in its own code (put there in this run):", "dim"), (0, 0, 0, 2))
-    for words in advice.after.in_code:
+    for words in script_plan.after.in_code:
         yield Padding(text(words), (0, 0, 0, 4))
-    for words in advice.after.not_taken:
+    for words in script_plan.after.not_taken:
         yield Padding(text(words, TIGHT), (0, 0, 0, 2))
 
 
@@ -168,19 +175,19 @@ def _listed(heading: str, found: tuple[Refused, ...]) -> Iterator[Part]:
     yield Padding(rows, (0, 0, 0, 2))
 
 
-def _notes(advice: Advice) -> Iterator[Part]:
-    notes = list_notes(advice)
+def _notes(script_plan: ScriptPlan) -> Iterator[Part]:
+    notes = list_notes(script_plan)
     for note in notes:
         yield Padding(text(note, "dim"), (1 if note == notes[0] else 0, 0, 0, 0))
 
 
-def list_notes(advice: Advice) -> list[str]:
+def list_notes(script_plan: ScriptPlan) -> list[str]:
     """Return the sentences below the tables."""
-    notes = [] if advice.now is None else list(advice.now.notes)
-    notes += list(advice.before.notes)
-    if advice.changes and advice.now is not None:
+    notes = [] if script_plan.now is None else list(script_plan.now.notes)
+    notes += list(script_plan.before.notes)
+    if script_plan.changes and script_plan.now is not None:
         notes.append("What a change saves and costs: the plan with it, less the plan as the script has it now.")
         notes.append("Each step has as many sequences as before.")
-        if advice.solution is not None and advice.solution.unpriced is not None:
-            notes.append(advice.solution.unpriced)
+        if script_plan.solution is not None and script_plan.solution.unpriced is not None:
+            notes.append(script_plan.solution.unpriced)
     return notes

@@ -13,9 +13,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tonnage.estimates.estimate import Estimate, Moment, PhasePeak
+from tonnage.advice.untried import suggest
+from tonnage.estimates.estimate import Estimate, Moment, PhasePeak, capacity_bytes, shown_peak
 from tonnage.report import wording
-from tonnage.report.advice import suggest
 from tonnage.report.canvas import BAD, GOOD, TIGHT, Canvas, draw, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, PHASE_LETTERS
 from tonnage.units import format_gib, format_size
@@ -86,6 +86,8 @@ def _verdict(estimate: Estimate) -> Table:
     rows.add_row("", text(f"{wording.subject(estimate)} on {wording.card(estimate)}"))
     if choices := wording.choices(estimate):
         rows.add_row("", text(choices))
+    if host := wording.host_verdict(estimate):
+        rows.add_row("", text(host, "" if estimate.host.fits else "bold"))
     return rows
 
 
@@ -104,7 +106,7 @@ def _bar(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
     total = sum(share.bytes for share in shares) + wording.free_bytes(estimate)
     if not total:
         return
-    capacity = wording.capacity_bytes(estimate)
+    capacity = capacity_bytes(estimate)
     whole = "The whole step, on a card without a limit" if estimate.needed else "At the peak"
     heading = f"{whole}: rank {estimate.rank}, {_peak_moment(estimate)}"
     edge_of_card = f"; {_EDGE if canvas.unicode else _EDGE_LETTER} is its edge" if _is_beyond(estimate) else ""
@@ -130,8 +132,8 @@ def _bar(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
 
 def _is_beyond(estimate: Estimate) -> bool:
     """Return True if the bar goes on past the card's edge."""
-    capacity = wording.capacity_bytes(estimate)
-    return capacity is not None and wording.shown_peak(estimate).process_bytes > capacity
+    capacity = capacity_bytes(estimate)
+    return capacity is not None and shown_peak(estimate).process_bytes > capacity
 
 
 def _fill(share: wording.Share, canvas: Canvas) -> str:
@@ -141,7 +143,7 @@ def _fill(share: wording.Share, canvas: Canvas) -> str:
 
 
 def _legend(estimate: Estimate, shares: list[wording.Share], canvas: Canvas) -> Table:
-    whole = wording.capacity_bytes(estimate) or estimate.peak.process_bytes
+    whole = capacity_bytes(estimate) or estimate.peak.process_bytes
     rows = Table.grid(padding=(0, 2))
     for justify in ("left", "left", "right", "right", "left"):
         rows.add_column(justify=justify, no_wrap=justify != "left" or None)  # type: ignore[arg-type]
@@ -153,7 +155,7 @@ def _legend(estimate: Estimate, shares: list[wording.Share], canvas: Canvas) -> 
             wording.percent(share.bytes, whole),
             text(share.look.meaning if canvas.width >= _WIDTH_FOR_MEANINGS else "", "dim"),
         )
-    if wording.capacity_bytes(estimate):
+    if capacity_bytes(estimate):
         free = wording.free_bytes(estimate)
         mark = FREE_GLYPH if canvas.unicode else FREE_LETTER
         rows.add_row(Text(mark, style="dim"), "free", format_gib(free), wording.percent(free, whole), "")
@@ -161,7 +163,7 @@ def _legend(estimate: Estimate, shares: list[wording.Share], canvas: Canvas) -> 
 
 
 def _peak_moment(estimate: Estimate) -> str:
-    peak = wording.shown_peak(estimate)
+    peak = shown_peak(estimate)
     return wording.moment(peak.step, peak.phase, peak.layer)
 
 
@@ -316,7 +318,7 @@ def _phases(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
     yield title("Peak of each phase")
     hidden = () if _has_all_columns(canvas) else (3,)
     rows = _Rows(("phase", "allocated", "reserved", "reserved of the card"), hidden)
-    capacity, peak = wording.capacity_bytes(estimate), estimate.peak
+    capacity, peak = capacity_bytes(estimate), estimate.peak
     whole = PhasePeak(name="whole run", allocated_bytes=peak.allocated_bytes, reserved_bytes=peak.reserved_bytes)
     for phase in (*estimate.phases, *wording.first_and_later(estimate), whole):
         amounts = [wording.amount(value) for value in (phase.allocated_bytes, phase.reserved_bytes)]

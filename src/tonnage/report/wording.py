@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
-from tonnage.estimates.estimate import Estimate, Moment, Peak, PhasePeak
+from tonnage.estimates.estimate import Estimate, Moment, PhasePeak, capacity_bytes, shown_peak, whole
+from tonnage.estimates.shortage import shortage
+from tonnage.estimates.training import describe_training
 from tonnage.options import spell_option
+from tonnage.planner.search_space import OFFLOADS
 from tonnage.report.palette import LOOKS, OTHERS, Look, look
-from tonnage.report.shortage import shortage
 from tonnage.units import MIB, count, format_gib, format_size, pluralise
 
 ADVICE_TITLE: Final = "What to try (upper limits, not promises: estimate again)"
@@ -62,17 +64,6 @@ def headline(estimate: Estimate) -> str:
     if not estimate.fits:
         return "DOES NOT FIT"
     return "FITS, BARELY" if estimate.is_tight else "FITS"
-
-
-def capacity_bytes(estimate: Estimate) -> int | None:
-    """Return the capacity of one card as its driver reports it; None where unknown."""
-    return whole(estimate.cluster, "capacity_bytes") or None
-
-
-def whole(values: dict[str, Any], name: str) -> int | None:
-    """Return a number from untyped fields; None when it is absent, negative or of another type."""
-    value = values.get(name)
-    return value if type(value) is int and value >= 0 else None
 
 
 def subject(estimate: Estimate) -> str:
@@ -163,10 +154,14 @@ def card(estimate: Estimate) -> str:
 def need(estimate: Estimate) -> str:
     """Return the process's peak and the card's capacity, and the free memory or the moment without memory."""
     peak, capacity = estimate.peak, capacity_bytes(estimate)
-    if not estimate.fits:
+    if not estimate.fits_card:
         return _describe_shortage(estimate)
     if capacity is None:
         return f"{format_gib(peak.process_bytes)} at the peak."
+    if not estimate.host.fits:
+        missing = (estimate.host.machine_bytes or 0) - (estimate.host.limit_bytes or 0)
+        on_card = f"the GPU has room, {format_gib(peak.process_bytes)} of {format_gib(capacity)}"
+        return f"{format_gib(missing)} of host memory missing on each machine; {on_card}."
     others = estimate.others_bytes
     beside = f" beside {format_gib(others)} of other processes" if others else ""
     free = max(capacity - peak.process_bytes - others, 0)
@@ -211,18 +206,13 @@ def describe_needed(estimate: Estimate) -> str:
     return f"Needs {format_gib(needed.process_bytes)}{more}{kept if cached > MIB else ''}."
 
 
-def shown_peak(estimate: Estimate) -> Peak:
-    """Return the peak to draw: of the whole step if it is known, else of what ran."""
-    return estimate.needed or estimate.peak
-
-
 ADVICE_HEADINGS: Final = ("change", "fits", "peak", "less by", "s a step", "mathematics")
 """Headings of the table of changes that were tried."""
 
 
 def advice_title(estimate: Estimate) -> str:
     """Return the title of the table of changes that were tried."""
-    what = "leaves more room" if estimate.fits else "would fit"
+    what = "leaves more room" if estimate.fits_card else "would fit"
     return f"What {what}: each of these was run"
 
 
@@ -248,8 +238,9 @@ def advice_note(estimate: Estimate) -> str:
     capacity = capacity_bytes(estimate)
     if missed is None or capacity is None:
         return "The first one again:"
-    short = format_gib(max(missed.peak_bytes - capacity, 0))
-    return f"On these cards nothing that was tried fits; the nearest is {short} too large. The first one again:"
+    short = max(missed.peak_bytes - capacity, 0)
+    lacks = f"is {format_gib(short)} too large" if short else "needs more host memory"
+    return f"On these cards nothing that was tried fits; the nearest {lacks}. The first one again:"
 
 
 def spell_change(change: Mapping[str, Any], *, is_script: bool) -> str:
@@ -303,8 +294,88 @@ def free_bytes(estimate: Estimate) -> int:
     return max((capacity_bytes(estimate) or 0) - sum(share.bytes for share in shares(estimate)), 0)
 
 
+def host_verdict(estimate: Estimate) -> str | None:
+    """Return whether the ranks of a machine fit in its host memory, with the numbers that decide; None if unknown.
+
+    If they do not, the sentences after it say what to do.
+    """
+    host, cluster = estimate.host, estimate.cluster
+    if host.machine_bytes is None:
+        return None
+    ranks = whole(cluster, "gpus_per_node") or 1
+    name = cluster.get("gpu") or "GPU"
+    machine = f"a machine with {f'{ranks} x ' if ranks > 1 else ''}{name}"
+    needed, has = format_gib(host.machine_bytes), "has"
+    if host.limit_bytes is None:
+        return (
+            f"Host memory: {machine} needs {needed}; what such machines have is not known, --host-memory says what "
+            "yours has."
+        )
+    if whole(cluster, "host_memory_bytes") is None:
+        has = "usually has"
+    limit = format_gib(host.limit_bytes)
+    if not estimate.fits_card and estimate.needed is None:  # the rest of the step may need more
+        return f"Host memory until then: {machine} needed {needed} and {has} {limit}."
+    if host.fits:
+        return f"Host memory fits: {machine} needs {needed} and {has} {limit}."
+    missing = format_gib(host.machine_bytes - host.limit_bytes)
+    ways = _list_ways_to_fit_host(estimate, ranks)
+    return (
+        f"Host memory does not fit: {machine} needs {needed} and {has} {limit}, {missing} too little. "
+        f"What to do: {'; '.join(ways)}."
+    )
+
+
+def _list_ways_to_fit_host(estimate: Estimate, ranks: int) -> list[str]:
+    """Return what would lower a machine's need of host memory, what the most bytes are for first."""
+    held = estimate.host.by_category
+    ways = {
+        "loading": "load the weights on one rank of each machine, or in parts (cpu_ram_efficient_loading, zero.Init)",
+        "workers": "use fewer workers for the data",
+        "checkpoint": "save each rank's part (--save-checkpoint sharded)",
+    }
+    offloads = [f"--{spell_option(name)}" for name in OFFLOADS if estimate.plan.get(name, "none") != "none"]
+    kept = f"offload less ({', '.join(offloads)})" if offloads else ""
+    ways |= {"pinned": kept or "pin less", "tensors": kept or "keep fewer tensors on the host"}
+    largest = max(held, key=lambda name: held[name], default="")
+    found = [ways[largest]] if largest in ways else []
+    if offloads and largest in ("pinned", "tensors"):
+        found.append("offload to files (nvme)")
+    if ranks > 1:
+        found.append("run fewer ranks on a machine")
+    return [*found, "give --host-memory if yours has more"]
+
+
+_HOST_PARTS: Final = {
+    "process": "Python and its libraries",
+    "loading": "weights being loaded",
+    "pinned": "pinned",
+    "tensors": "other tensors",
+    "managed": "managed memory that the card has no room for",
+    "workers": "data loader workers",
+    "checkpoint": "the checkpoint being saved",
+}
+"""Categories of host memory in words."""
+
+
+def host_parts(estimate: Estimate) -> str | None:
+    """Return what the host memory of a machine is for, the largest part first; None if unknown."""
+    held = {name: size for name, size in estimate.host.by_category.items() if size >= MIB}
+    if not held:
+        return None
+    ordered = sorted(held, key=lambda name: -held[name])
+    words = ", ".join(f"{format_size(held[name])} {_HOST_PARTS.get(name, name)}" for name in ordered)
+    return f"of a machine at its fullest moment: {words}"
+
+
+def _host_source(estimate: Estimate) -> str | None:
+    """Return where the usual host memory of machines comes from; None if it was stated or is not known."""
+    source = str(estimate.cluster.get("host_source") or "")
+    return f"what a machine usually has, for each GPU: {source}" if source else None
+
+
 def host(estimate: Estimate) -> str:
-    """Return the use of host memory in one line."""
+    """Return the use of host memory by the rank in one line."""
     resident = estimate.host.peak_bytes
     line = f"{format_size(resident)} resident at most" if resident is not None else "resident size unknown"
     pinned = estimate.host.pinned_bytes
@@ -326,7 +397,8 @@ def facts(estimate: Estimate) -> list[tuple[str, tuple[str, ...]]]:
     rows = [
         ("process", (f"{interval(estimate)} ({parts})",)),
         ("step", (pace(estimate),) if estimate.time.get("step_seconds") else ()),
-        ("host", (host(estimate),)),
+        ("training", tuple(filter(None, (describe_training(estimate.time),)))),
+        ("host", tuple(filter(None, (host(estimate), host_parts(estimate), _host_source(estimate))))),
         ("how", (how(estimate),)),
         ("run", estimate.coverage.run),
         ("modelled", estimate.coverage.modelled),

@@ -22,10 +22,10 @@ from tonnage.cluster import CPU, Cluster
 from tonnage.errors import TrialFailed, UsageError
 from tonnage.estimates.ddp_buckets import with_buckets_of_script
 from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.from_traces import Run, estimate_from_traces
 from tonnage.estimates.step_time import add_counted_time, saying
-from tonnage.estimates.summary import Run, summarise
-from tonnage.ghost import cards, running
-from tonnage.ghost.process import NO_CACHING, any_libraries, environment, interpreter, programs
+from tonnage.ghost import cards, termination
+from tonnage.ghost.environment import NO_CACHING, any_libraries, environment, interpreter, programs
 from tonnage.ghost.scratch import scratch
 from tonnage.ghost.wheel import Torch, find
 from tonnage.script import ending, launchers, trackers
@@ -144,7 +144,7 @@ def run(
             made, notes = again, [ending.note_followed(failed)]
     notes += ending.judge(made.command, made.results, made.ended, steps, timeout_seconds)
     notes += [ending.note_shared(card, made.results.names, cluster) for card in made.cards if len(card.holders) > 1]
-    summed = summarise(
+    summed = estimate_from_traces(
         made.results.traces,
         cluster,
         model={"name": launchers.program(made.command)},
@@ -242,14 +242,14 @@ def _run_command(command: list[str], variables: dict[str, str], timeout_seconds:
 
     All processes that it started end with it, and with this process.
     """
-    with _open_stop_pipe(folder) as stop, running.held_open(folder / "alive"):
+    with _open_stop_pipe(folder) as stop, termination.held_open(folder / "alive"):
         process = subprocess.Popen(
             command,
             env=variables,
             stdin=subprocess.DEVNULL,
             stdout=2,
             start_new_session=True,
-            preexec_fn=running.ends_with(os.getpid()),
+            preexec_fn=termination.ends_with(os.getpid()),
         )
         try:
             ended = _wait(process, timeout_seconds)
@@ -259,7 +259,7 @@ def _run_command(command: list[str], variables: dict[str, str], timeout_seconds:
             _wait_for_traces(folder, WRITING_SECONDS)
             return ended
         finally:
-            running.end(process, variables["GHOST_SHM"])
+            termination.end(process, variables["GHOST_SHM"])
             _end_line()
 
 
@@ -282,7 +282,7 @@ def _wait(process: "subprocess.Popen[bytes]", timeout_seconds: float) -> int | N
 def _open_stop_pipe(folder: Path) -> Iterator[Callable[[], None]]:
     """Yield a function that stops all processes: it closes the pipe on which they wait (`recording`)."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(running.held_open(folder / "stop"))
+        stack.enter_context(termination.held_open(folder / "stop"))
         yield stack.close
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tonnage.script.changes import WHY, Change, Setting, make_expandable_setting, make_setting
 from tonnage.script.facts import Facts, checkpointing_word
+from tonnage.script.setting_changes import WHY, Change, Setting, make_expandable_setting, make_setting
 
 
 def list_rungs(facts: Facts, command: Sequence[str], *, fits: bool) -> Iterator[tuple[Change, ...]]:

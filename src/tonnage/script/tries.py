@@ -20,14 +20,14 @@ from tonnage.advice.trials import Trials
 from tonnage.case import Case
 from tonnage.errors import TonnageError, TrialFailed
 from tonnage.estimates.estimate import Advice, Estimate
-from tonnage.estimates.summary import Run
+from tonnage.estimates.from_traces import Run
 from tonnage.planner.solution import Candidate
 from tonnage.planner.trial_runner import TrialRunner
 from tonnage.script import dry_run
-from tonnage.script.advice import Asked, Tried, has_no_setting, try_changes
-from tonnage.script.changes import Change, list_setting_changes
 from tonnage.script.facts import Facts, NotUnderstood, Understood, understood
 from tonnage.script.ladder import list_rungs
+from tonnage.script.planning import Asked, Tried, has_no_setting, try_changes
+from tonnage.script.setting_changes import Change, list_setting_changes
 from tonnage.shallow.depths import roomy
 
 MOST_TRIES: Final = 3
@@ -54,7 +54,7 @@ def answers(
         yield run
         return
     whole = run
-    if not estimate.fits:
+    if not estimate.fits_card:
         progress("running it again on cards without a limit, to see what all steps need")
         boundless = replace(asked, cluster=roomy(asked.cluster))
         try:
@@ -62,10 +62,10 @@ def answers(
         except TrialFailed:
             yield run
             return
-        if whole.estimate.fits:
+        if whole.estimate.fits_card:
             run = replace(run, estimate=_with_needed(estimate, whole.estimate))
     yield run
-    if advise and whole.estimate.fits:
+    if advise and whole.estimate.fits_card:
         tried = itertools.islice(_try_settings(asked, whole, progress, took_seconds), MOST_TRIES)
         advice = tuple(_as_advice(one, whole.estimate) for one in tried)
         yield replace(run, estimate=replace(run.estimate, advice=tuple(sorted(advice, key=lambda one: not one.fits))))
@@ -90,7 +90,7 @@ def _with_needed(estimate: Estimate, whole: Estimate) -> Estimate:
         needed=whole.peak,
         needed_seconds=whole.time.get("step_seconds"),
         model={**whole.model, "name": estimate.model["name"]},
-    )
+    ).with_host(whole.host)
 
 
 def _try_settings(asked: Asked, whole: Run, progress: Progress, most_seconds: float) -> Iterator[Tried]:

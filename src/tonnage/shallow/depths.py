@@ -72,7 +72,7 @@ _IRREGULAR_CHECKPOINTING: Final = ("budget", "sqrt")
 """Kinds of checkpointing whose treatment of a layer depends on the number of layers."""
 
 
-def choose_depths(job: Job, plan: Plan) -> tuple[int, int] | None:
+def choose_probe_depths(job: Job, plan: Plan) -> tuple[int, int] | None:
     """Return the depths of two runs that tell approximately what all layers need; None if the whole network runs
     as fast.
     """
@@ -85,7 +85,7 @@ def choose_depths(job: Job, plan: Plan) -> tuple[int, int] | None:
     return (small, small + period) if (small + period) * WORTH <= layers_of(job) else None
 
 
-def choose_depths_to_continue(job: Job, plan: Plan) -> tuple[int, int, int] | None:
+def choose_assembly_depths(job: Job, plan: Plan) -> tuple[int, int, int] | None:
     """Return the depths of three runs from which the whole follows; None if the whole network runs as fast.
 
     Layers that are neither sharded nor adapted take hardly longer than requesting their memory again, except in a

@@ -31,7 +31,7 @@ from tonnage.techniques import (
     pipeline,
     precision,
     qlora,
-    segments,
+    sqrt_checkpointing,
     tensor_parallel,
     zero1,
 )
@@ -54,7 +54,7 @@ TECHNIQUES: Final[tuple[Technique, ...]] = (
     fp8.FP8,
     checkpointing.CHECKPOINTING,
     core_attention.CORE_ATTENTION,
-    segments.SEGMENTS,
+    sqrt_checkpointing.SQRT_CHECKPOINTING,
     budget.BUDGET,
     activation_offload.ACTIVATION_OFFLOAD,
     chunked_loss.CHUNKED_LOSS,

@@ -89,10 +89,6 @@ class Fabric:
         crossing = moved_bytes * (group.ranks - 1) / group.ranks / self.near_bytes_per_second
         return _HELD * self.gather(group, moved_bytes) + (1 - self.near_hidden - _HELD) * crossing
 
-    def reduce(self, group: Group, moved_bytes: float) -> float:
-        """Return the seconds of an all-reduce."""
-        return 2 * self.gather(group, moved_bytes)
-
     def send(self, moved_bytes: float, far: bool) -> float:
         """Return the seconds of handing so many bytes to one other rank."""
         if far and self.far_bytes_per_second is None:

@@ -117,6 +117,7 @@ def _slice_of(shape: Shape, work: Work, cluster: Cluster, software: Software) ->
         dtype=work.dtype,
         residual_bytes=4 if work.autocast else int(ELEMENT_BYTES[between]),
         fused=software.fused,
+        liger=work.loss == "liger-trainer",
         backend=_attention_backend(shape, work, cluster, software, between),
         trained=not work.lora_rank,
         casts=work.autocast and work.weight_bytes > ELEMENT_BYTES[work.dtype],

@@ -76,6 +76,8 @@ class Slice:
     """Bytes of an element of the residual stream."""
     fused: bool = False
     """Norms, rotations, activations and dropout are one kernel each."""
+    liger: bool = False
+    """Eager code whose norms, rotations and activations are Liger's kernels, one each."""
     backend: str = "flash"
     """Attention backend: `flash`, `cudnn`, `efficient`, `math`, or `eager`."""
     trained: bool = True
@@ -104,6 +106,11 @@ class Slice:
     """Inductor made kernels of the layer (timing/compiled.py)."""
     masked: bool = False
     """Attention is given a mask, and so computes what the mask hides."""
+
+    @property
+    def one_kernel(self) -> bool:
+        """Return True where norms, rotations and activations are one kernel each."""
+        return self.fused or self.liger
 
     @property
     def between(self) -> str:

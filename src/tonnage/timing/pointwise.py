@@ -12,7 +12,7 @@ def pointwise_operations(shape: Shape, part: Slice) -> tuple[list[Operation], li
     e, r = ELEMENT_BYTES[part.between], part.residual_bytes
     stream = part.tokens / (part.tp if part.sequence_parallel else 1) * shape.hidden
     rotated = part.tokens * (shape.query_width + shape.key_width) / part.tp * shape.rotary
-    turned, turned_back = (2 * e, 2 * e) if part.fused else (12 * e, 14 * e)
+    turned, turned_back = (2 * e, 2 * e) if part.one_kernel else (12 * e, 14 * e)
     active = part.tokens * inner_width(shape, part) / part.tp * _activation_bytes(shape, part, e)
     added = stream * 6 * r + _dropout_bytes(shape, stream, r)
 
@@ -41,7 +41,7 @@ def pointwise_operations(shape: Shape, part: Slice) -> tuple[list[Operation], li
 
 def _kernels(part: Slice, eager: int) -> int:
     """Return the kernels of a pass that eager code makes in so many."""
-    return 1 if part.fused else eager
+    return 1 if part.one_kernel else eager
 
 
 def inner_width(shape: Shape, part: Slice) -> int:
@@ -63,7 +63,7 @@ def _activation_bytes(shape: Shape, part: Slice, e: float) -> float:
     if not shape.gated:
         written_out = 60 if part.residual_bytes > e else 18 * e
         return written_out if shape.stepwise_activation and not part.fused else 2 * e
-    return 3 * e if part.fused else 5 * e
+    return 3 * e if part.one_kernel else 5 * e
 
 
 def _dropout_bytes(shape: Shape, stream: float, r: int) -> float:
@@ -80,7 +80,7 @@ def norm_operation(shape: Shape, part: Slice, stream: float, rotated: float, *, 
     a cast, a square, a mean, a product, a cast back and the weight: r + 30 bytes forward, r + 50 backward.
     """
     r = part.residual_bytes
-    if part.fused or not shape.rms_norm:
+    if part.one_kernel or not shape.rms_norm:
         each, kernels = (3 * r, 2) if backward else (2 * r, 1)
     else:
         each, kernels = (r + 50, 12) if backward else (r + 30, 6)

@@ -106,7 +106,8 @@ class Work:
     compiled: str = "none"
     """Scope of torch.compile: `none`, `layers` (one by one) or `model` (the network as a whole)."""
     loss: str = "plain"
-    """`plain`, `compiled` (where it is divided by words), `chunked`, `sliced` (by a trainer's own code), `fused`."""
+    """`plain`, `compiled` (where it is divided by words), `chunked`, `sliced` (by a trainer's own code), `fused`, or
+    one of `head.IN_SLICES`."""
 
     # experts
     experts_overlapped: bool = False
@@ -266,7 +267,7 @@ def _work_of_plan(
         attention=_attention(plan),
         masked=_has_mask(packing, plan),
         compiled=plan.compile,
-        loss="sliced" if plan.loss == "chunked" and plan.engine in _SLICING else plan.loss,
+        loss=_loss(plan),
         optimizer="adamw-fused" if _fuses_adamw(plan) else plan.optimizer,
         clipped=plan.clip_grad_norm is not None or conventions.clips,
         shard=plan.shard,
@@ -281,6 +282,18 @@ def _work_of_plan(
         copies_beside=plan.activation_offload not in ("none", "cpu"),
     )
 
+
+def _loss(plan: Plan) -> str:
+    """Return the loss as `Work.loss` names it."""
+    if plan.loss == "chunked":
+        return "sliced" if plan.engine in _SLICING else "chunked"
+    if plan.loss == "liger":
+        return "liger" if plan.engine in _WITH_TECHNIQUES else "liger-trainer"
+    return "fused-slices" if plan.loss == "fused" else plan.loss
+
+
+_WITH_TECHNIQUES: Final = ("tonnage", "accelerate")
+"""Engines that run Liger's loss alone, on weights that are cast once; the others' settings exchange more kernels."""
 
 _SLICING: Final = ("trl", "torchtitan")
 """Engines whose own loss takes slices: a step of TRL's on an H200 is 1.6 % off if only the product runs twice, and

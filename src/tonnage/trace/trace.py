@@ -112,7 +112,8 @@ class Trace:
     peaks: dict[str, int] = field(default_factory=dict)
     """torch's counters at the end: allocated_bytes, reserved_bytes (peaks), retries, ooms."""
     host: dict[str, int] = field(default_factory=dict)
-    """Host memory: peak_bytes (of the job), its parts pinned_bytes and zero_bytes (never touched); managed_bytes."""
+    """Host memory: peak_bytes (of the steps), its parts pinned_bytes and zero_bytes (never touched); managed_bytes;
+    loading_bytes (tensors of the time before); workers_bytes (of processes that this one started)."""
     model: dict[str, Any] = field(default_factory=dict)
     """Facts about the network: parameters, trainable_parameters, class, module (in which the class is defined)."""
     script: dict[str, Any] = field(default_factory=dict)

@@ -8,29 +8,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.trainers.accelerate.run import ACCELERATE
-from tonnage.trainers.axolotl.run import AXOLOTL
-from tonnage.trainers.deepspeed.run import DEEPSPEED
+from tonnage.trainers.accelerate.run import ACCELERATE_ENGINE
+from tonnage.trainers.axolotl.run import AXOLOTL_ENGINE
+from tonnage.trainers.deepspeed.run import DEEPSPEED_ENGINE
 from tonnage.trainers.engine import Engine
-from tonnage.trainers.hf_trainer.run import HF_TRAINER
-from tonnage.trainers.loop.run import TONNAGE
-from tonnage.trainers.megatron.run import MEGATRON
-from tonnage.trainers.torchtitan.run import TORCHTITAN
-from tonnage.trainers.trl.run import TRL
+from tonnage.trainers.hf_trainer.run import HF_TRAINER_ENGINE
+from tonnage.trainers.loop.run import TONNAGE_ENGINE
+from tonnage.trainers.megatron.run import MEGATRON_ENGINE
+from tonnage.trainers.torchtitan.run import TORCHTITAN_ENGINE
+from tonnage.trainers.trl.run import TRL_ENGINE
 
 if TYPE_CHECKING:
     from tonnage.job import Job
     from tonnage.plans import Plan
 
 ENGINES: Final[tuple[Engine, ...]] = (
-    TONNAGE,
-    HF_TRAINER,
-    TRL,
-    ACCELERATE,
-    DEEPSPEED,
-    TORCHTITAN,
-    MEGATRON,
-    AXOLOTL,
+    TONNAGE_ENGINE,
+    HF_TRAINER_ENGINE,
+    TRL_ENGINE,
+    ACCELERATE_ENGINE,
+    DEEPSPEED_ENGINE,
+    TORCHTITAN_ENGINE,
+    MEGATRON_ENGINE,
+    AXOLOTL_ENGINE,
 )
 
 _BY_NAME: Final = {engine.name: engine for engine in ENGINES}

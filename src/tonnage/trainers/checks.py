@@ -80,22 +80,23 @@ def check_cluster(cluster: Cluster, target: str) -> None:
 
 
 def check_plan(request: ExportRequest, to: Target) -> None:
-    """Raise UsageError for what cannot be done together, with the reason of the engine or a technique.
+    """Raise NotExpressed for what cannot be done together, with the reason of the engine or a technique.
 
     A package that is missing here may be installed where the export will run.
     """
     from tonnage.trainers import engine_of
+    from tonnage.trainers.target import NotExpressed
 
     copies = data_parallel(request.plan, request.cluster)
     if request.plan.shard == "none" and copies > 1:
-        raise UsageError(
+        raise NotExpressed(
             f"shard=none: {copies} copies would be trained without any exchange, and {to.name} trains one; "
             "choose shard ddp or zero3."
         )
     plan = replace_checked(request.plan, {"engine": to.engine or "tonnage"})
     refusal = engine_of(plan).accepts(Case(request.job, plan, request.cluster))
     if refusal is not None and not refusal.is_of_here:
-        raise UsageError(str(refusal))
+        raise NotExpressed(str(refusal))
 
 
 def data_parallel(plan: Plan, cluster: Cluster) -> int:

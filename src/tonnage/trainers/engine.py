@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tonnage.options import is_accepted, options, spell_option
 from tonnage.techniques import select_techniques
 from tonnage.techniques.technique import Refusal, first_of, nothing_against
+from tonnage.trainers.not_run import find_not_run
 from tonnage.trainers.packages import find_version
 
 if TYPE_CHECKING:
@@ -108,10 +109,14 @@ class Engine:
             if choices
             else f"leave {spell_option(option)} out"
         )
+        setting = find_not_run(self.name, option, value)
+        reason = (
+            f"tonnage does not run that ({setting})" if setting else f"the engine {self.name} has no setting for it"
+        )
         shown = ",".join(value) if isinstance(value, tuple) else "on" if value is True else value
         return Refusal(
             technique=f"{spell_option(option)}={shown}",
-            reason=f"the engine {self.name} has no setting for it",
+            reason=reason,
             instead=f"{way_out}, or engine {' or '.join(engines_with_setting(option, value, item.default))}",
         )
 

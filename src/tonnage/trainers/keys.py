@@ -14,16 +14,16 @@ from math import inf
 from typing import Any
 
 
-class UnknownValue(Exception):
+class UnsupportedValue(Exception):
     """A value that a key is not known to have."""
 
 
-class WrongValue(Exception):
+class InvalidValue(Exception):
     """A value that a key cannot have; the message says what it can be."""
 
 
 KeyReader = Callable[[Any], Mapping[str, Any]]
-"""Returns the options that a key's value sets; raises UnknownValue, or WrongValue."""
+"""Returns the options that a key's value sets; raises UnsupportedValue, or InvalidValue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Setting:
     option: str
     value: Any
     key: str
-    silent: str | None = None
+    guess_reason: str | None = None
     """Why the value is only likely: what the file leaves out, and what to do, in one line."""
 
 
@@ -60,7 +60,7 @@ def number(option: str) -> KeyReader:
         if value == "auto" or value is None:
             return {}
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise WrongValue("a whole number above zero")
+            raise InvalidValue("a whole number above zero")
         return {option: value}
 
     return read
@@ -73,7 +73,7 @@ def fraction(option: str) -> KeyReader:
         if value is None:
             return {}
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-            raise WrongValue("a number from 0 to below 1")
+            raise InvalidValue("a number from 0 to below 1")
         return {option: float(value)}
 
     return read
@@ -88,7 +88,7 @@ def word(option: str, words: Mapping[Any, Any]) -> KeyReader:
         for known, meaning in words.items():
             if known == value and type(known) is type(value):  # True is not 1
                 return {} if meaning is None else {option: meaning}
-        raise UnknownValue
+        raise UnsupportedValue
 
     return read
 
@@ -98,14 +98,14 @@ def read_norm(value: Any) -> Mapping[str, Any]:
     if value in ("auto", None, 0):
         return {}
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
-        raise WrongValue("a number above zero")
+        raise InvalidValue("a number above zero")
     return {"clip_grad_norm": float(value)}
 
 
 def read_model(value: Any) -> Mapping[str, Any]:
     """Return the model's name."""
     if not isinstance(value, str) or not value:
-        raise UnknownValue
+        raise UnsupportedValue
     return {"model": value}
 
 
@@ -115,7 +115,7 @@ def read_lora_targets(value: Any) -> Mapping[str, Any]:
         return {"lora_targets": ("all-linear",)}
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise UnknownValue
+        raise UnsupportedValue
     return {"lora_targets": tuple(name.strip() for name in names)}
 
 
@@ -124,7 +124,7 @@ def only(*values: Any) -> KeyReader:
 
     def read(value: Any) -> Mapping[str, Any]:
         if value is not None and not any(value == known and type(value) is type(known) for known in values):
-            raise UnknownValue
+            raise UnsupportedValue
         return {}
 
     return read
@@ -140,5 +140,7 @@ def fp32_by_default(key: str) -> Setting:
 
     Then all is computed in the dtype of the weights, which such a file does not have.
     """
-    silent = "neither bf16 nor fp16 is set; weights are taken to be fp32, and if they are not: --precision bf16-true"
-    return Setting(option="precision", value="fp32", key=key, silent=silent)
+    guess_reason = (
+        "neither bf16 nor fp16 is set; weights are taken to be fp32, and if they are not: --precision bf16-true"
+    )
+    return Setting(option="precision", value="fp32", key=key, guess_reason=guess_reason)

@@ -18,17 +18,24 @@ import yaml
 
 from tonnage.errors import UnreadableFile, UsageError
 from tonnage.files import read_text
-from tonnage.trainers.accelerate.read import ACCELERATE
-from tonnage.trainers.axolotl.read import AXOLOTL
-from tonnage.trainers.deepspeed.read import DEEPSPEED, GLOBAL_BATCH
-from tonnage.trainers.hf_trainer.read import HF_TRAINER
-from tonnage.trainers.keys import FileFormat, UnknownValue, WrongValue
-from tonnage.trainers.llama_factory.read import LLAMA_FACTORY
+from tonnage.trainers.accelerate.read import ACCELERATE_FILE
+from tonnage.trainers.axolotl.read import AXOLOTL_FILE
+from tonnage.trainers.deepspeed.read import DEEPSPEED_FILE, GLOBAL_BATCH
+from tonnage.trainers.hf_trainer.read import HF_TRAINER_FILE
+from tonnage.trainers.keys import FileFormat, InvalidValue, UnsupportedValue
+from tonnage.trainers.llama_factory.read import LLAMA_FACTORY_FILE
 from tonnage.trainers.relevance import is_irrelevant
-from tonnage.trainers.trl.read import TRL
+from tonnage.trainers.trl.read import TRL_FILE
 from tonnage.units import pluralise
 
-READERS: Final[tuple[FileFormat, ...]] = (DEEPSPEED, ACCELERATE, AXOLOTL, LLAMA_FACTORY, TRL, HF_TRAINER)
+READERS: Final[tuple[FileFormat, ...]] = (
+    DEEPSPEED_FILE,
+    ACCELERATE_FILE,
+    AXOLOTL_FILE,
+    LLAMA_FACTORY_FILE,
+    TRL_FILE,
+    HF_TRAINER_FILE,
+)
 """The formats that are known, the first match first: SFTConfig has all keys of TrainingArguments."""
 
 CHANGEABLE: Final = (
@@ -187,9 +194,9 @@ def _read_as(reader: FileFormat, document: Mapping[str, Any], path: Path) -> Tra
             continue
         try:
             values = read_key(value)
-        except WrongValue as possible:
+        except InvalidValue as possible:
             raise UnreadableFile(f"{path}: {_shown(key, value)}; it can be {possible}.") from None
-        except (UnknownValue, UsageError, TypeError, ValueError, KeyError, OverflowError):
+        except (UnsupportedValue, UsageError, TypeError, ValueError, KeyError, OverflowError):
             not_understood.append(_shown(key, value))
             continue
         options |= values
@@ -199,8 +206,8 @@ def _read_as(reader: FileFormat, document: Mapping[str, Any], path: Path) -> Tra
     for setting in reader.read(flat):
         options[setting.option] = setting.value
         keys[setting.option] = setting.key
-        if setting.silent is not None:
-            silent[setting.option] = setting.silent
+        if setting.guess_reason is not None:
+            silent[setting.option] = setting.guess_reason
     model = options.pop("model", None)
     keys.pop("model", None)
     possible_options = _possible(options, keys, flat, not_understood)

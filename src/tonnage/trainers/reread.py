@@ -50,7 +50,7 @@ class Checked:
         if self.unread:
             return f"not validated: {self.unread}"
         by = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        return f"read back by {by}: all {self.settings} settings are as the plan says"
+        return f"read back by {by}: all {self.settings} settings are read as they were written"
 
 
 def check(export: Export, to: Target) -> Checked:
@@ -127,7 +127,7 @@ def _environment() -> dict[str, str]:
 
 def _with_ghost(variables: dict[str, str]) -> dict[str, str]:
     """Return these variables with a ghost GPU.  Raises GhostUnavailable."""
-    from tonnage.ghost.process import environment
+    from tonnage.ghost.environment import environment
 
     ghost = environment(inherit=variables)
     return {**ghost, "PYTHONPATH": f"{ghost['PYTHONPATH']}{os.pathsep}{Path(__file__).parents[2]}"}

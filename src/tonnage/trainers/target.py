@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tonnage.errors import UsageError
 from tonnage.mesh import Mesh, make_mesh
 from tonnage.trainers.engine import has_setting
+from tonnage.trainers.not_run import find_not_run
 
 if TYPE_CHECKING:
     from tonnage.cluster import Cluster
@@ -40,6 +42,10 @@ class Unexpressed:
     """The reason, in one line."""
     instead: str
     """The value that is written in its place."""
+
+
+class NotExpressed(UsageError):
+    """A plan that a target cannot carry out, though it may have another one for the same job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +96,8 @@ class Target:
     expresses: Mapping[str, tuple[str, ...]]
     """For each option of Job and Plan the values that it has settings for (`ANY`: all); others must be defaults."""
     why: Mapping[str, str] = field(default_factory=dict)
-    """Why it has no setting for an option, or for one value of it (`loss=plain`), where more is known than that."""
+    """Why it does not do an option, or one value of it (`loss=plain`), where more is known than that it has no
+    setting for it, or one that tonnage does not run (`not_run`)."""
     overrides: Callable[[Job, Plan], Mapping[str, tuple[str, Any]]] = lambda job, plan: {}
     """Returns options whose values it has settings for, but not for this job: why, and what is written instead."""
     engine: str | None = None
@@ -113,6 +120,18 @@ class Target:
         """Return whether the target has a setting for this value of an option."""
         return has_setting(self.expresses.get(option), value, default)
 
+    def find_engine(self, plan: Plan) -> str | None:
+        """Return the engine that has its memory; None: there is none."""
+        return self.engine or (None if self.base_engine is None else self.base_engine(plan))
+
+    def explain(self, option: str, value: Any) -> str:
+        """Return why this value of an option cannot be written."""
+        stated = self.why.get(f"{option}={value}", self.why.get(option))
+        setting = find_not_run(self.name, option, value)
+        if setting is not None:
+            return f"tonnage does not run that ({setting})" + (f"; {stated}" if stated else "")
+        return stated or f"{self.name} has no setting for it"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
@@ -130,6 +149,10 @@ class Export:
     """Sentences for whoever runs it."""
     unexpressed: tuple[Unexpressed, ...]
     """The values that could not be written."""
+    job: Job
+    """The job as it was written, with grad_accum decided."""
+    plan: Plan
+    """The plan as it was written."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of `export --json`."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from tonnage_inside import micro_batches, values
 
-from tonnage.ghost.running import PR_SET_PDEATHSIG
+from tonnage.ghost.termination import PR_SET_PDEATHSIG
 from tonnage.workers import failures, jobs
 
 EVERY_MICRO_BATCH = "every micro-batch\n"

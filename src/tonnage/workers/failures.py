@@ -4,6 +4,8 @@ import errno
 import os
 import signal
 import tempfile
+import traceback
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -48,10 +50,23 @@ def explain(error: BaseException) -> TonnageError:
         )
     if "CUDA error: invalid device function" in str(error):
         return explain_missing_kernels()
-    sentences = [f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"]
+    sentences = [_describe(error)]
     if error.__cause__ is not None and str(error.__cause__) not in str(error):  # a pipeline's says where, not what
-        sentences.append(f"{type(error.__cause__).__name__}: {' '.join(str(error.__cause__).split())[:600]}")
+        sentences.append(_describe(error.__cause__))
     return CannotEstimate(f"The step failed: {'; because of '.join(sentences)}")
+
+
+def _describe(error: BaseException) -> str:
+    """Return an exception in one line: its message, and without one the line of code that raised it."""
+    words = " ".join(str(error).split())[:600]
+    if words:
+        return f"{type(error).__name__}: {words}"
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return type(error).__name__
+    place = "/".join(Path(frames[-1].filename).parts[-2:])
+    condition = f", where {frames[-1].line}" if isinstance(error, AssertionError) and frames[-1].line else ""
+    return f"{type(error).__name__} in {place}, line {frames[-1].lineno}{condition}"
 
 
 def explain_missing_kernels() -> CannotEstimate:

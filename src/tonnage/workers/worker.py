@@ -15,7 +15,7 @@ from typing import Any, Final
 from tonnage.catalog.overheads import ghost_settings
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, of_kind
-from tonnage.ghost.process import any_libraries, forking
+from tonnage.ghost.environment import any_libraries, forking
 from tonnage.ghost.scratch import scratch
 from tonnage.ghost.wheel import Progress, find
 from tonnage.job import Job
@@ -48,10 +48,10 @@ def request(
     `sketched` replaces an operation that would have to be compiled by one as large (`tonnage.step.flex_stub`).
     """
     from tonnage.techniques import environment as technique_environment
-    from tonnage.trainers.loop.run import TONNAGE
+    from tonnage.trainers.loop.run import TONNAGE_ENGINE
 
     # Deeper networks can be derived (`tonnage.shallow`) only if blocks are freed at once when they are given back.
-    events = {"GHOST_EVENTS": "immediate"} if plan.engine == TONNAGE.name else {}
+    events = {"GHOST_EVENTS": "immediate"} if plan.engine == TONNAGE_ENGINE.name else {}
     return {
         "job": asdict(job),
         "plan": asdict(plan),

@@ -31,6 +31,9 @@ ALIVE = "alive"
 """Name of the pipe whose writing end tonnage holds open as long as it lives."""
 
 
+_PROGRESS = ".progress"
+"""Ending of the file with the progress of a process that uses the GPU."""
+
 REACHED = "reached"
 """Name of a file that exists once a Python process of the command has found the ghost."""
 
@@ -98,6 +101,7 @@ class Recording:
         self._leave = os._exit
         self._process: int | None = None
         self._written = threading.Lock()
+        self._has_stepped = False
         self.counts = False
         """True to make one more step, whose operations are counted."""
         self._counted: OperationCounter | None = None
@@ -114,6 +118,7 @@ class Recording:
         if os.getpid() != self._process:
             return
         torch = self.watch.torch
+        self._look_at_host()
         document = {
             "rank": written.place(torch)[0],
             "name": _name(),
@@ -121,7 +126,16 @@ class Recording:
             "peaks": read_peaks(torch, written.fullest(torch)),
             "host_bytes": host.resident_peak_bytes(),
         }
-        _write(self.folder, f"{self._process}.progress", document)
+        _write(self.folder, f"{self._process}{_PROGRESS}", document)
+
+    def _look_at_host(self) -> None:
+        """Measure the workers of this process; after the first step, what was loaded counts no more."""
+        with contextlib.suppress(OSError):  # tonnage has given up and removed the folder
+            names = [name for name in os.listdir(self.folder) if name.endswith(_PROGRESS)]
+            host.WORKERS.look(os.getpid(), {int(name.removesuffix(_PROGRESS)) for name in names})
+        if self.watch.made_steps and not self._has_stepped:
+            self._has_stepped = True
+            host.ZEROS.end_first_step()
 
     def write(self) -> None:
         """Write the trace, once; only in a process that used the GPU, not in those it forked."""

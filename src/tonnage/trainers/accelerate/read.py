@@ -12,7 +12,7 @@ from tonnage.trainers.keys import (
     FileFormat,
     KeyReader,
     Setting,
-    UnknownValue,
+    UnsupportedValue,
     fp32_by_default,
     number,
     only,
@@ -53,33 +53,33 @@ def _shard(value: Any) -> str | None:
 
 
 def _check_strategy(value: Any) -> Mapping[str, Any]:
-    """Raise UnknownValue for another strategy; the key is read together with others."""
+    """Raise UnsupportedValue for another strategy; the key is read together with others."""
     if value is not None and _shard(value) is None:
-        raise UnknownValue
+        raise UnsupportedValue
     return {}
 
 
 def check_version(value: Any) -> Mapping[str, Any]:
-    """Raise UnknownValue for another version of FSDP than the second, which is what is run."""
+    """Raise UnsupportedValue for another version of FSDP than the second, which is what is run."""
     if value not in (None, 2):
-        raise UnknownValue
+        raise UnsupportedValue
     return {}
 
 
 def check_fsdp(value: Any) -> Mapping[str, Any]:
-    """Raise UnknownValue for other words of a Trainer's `fsdp`; the key is read together with others."""
+    """Raise UnsupportedValue for other words of a Trainer's `fsdp`; the key is read together with others."""
     if not {*_split_words(value)} <= {*STRATEGIES, *_OTHER_WORDS, "TRUE"}:
-        raise UnknownValue
+        raise UnsupportedValue
     return {}
 
 
 def _split_words(value: Any) -> tuple[str, ...]:
-    """Return the words of a Trainer's `fsdp`, which newer versions only switch on.  Raises UnknownValue."""
+    """Return the words of a Trainer's `fsdp`, which newer versions only switch on.  Raises UnsupportedValue."""
     if isinstance(value, bool) or value is None:
         return ()
     words = value.split() if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise UnknownValue
+        raise UnsupportedValue
     return tuple(word.upper() for word in words)
 
 
@@ -122,18 +122,18 @@ def read_fsdp(flat: Mapping[str, Any], prefix: str, version: int = 2) -> Iterato
     keys = {_FSDP_KEY.sub("", key): key for key in flat if _FSDP_KEY.match(key)}
     section = {name: flat[key] for name, key in keys.items() if flat[key] is not None}
     stated = section.get("version", flat.get("fsdp_version"))
-    silent = _FIRST_VERSION if stated is None and version == 1 else None
+    guess_reason = _FIRST_VERSION if stated is None and version == 1 else None
     version = version if stated is None else stated
     try:
         words = _split_words(flat.get("fsdp"))
-    except UnknownValue:
+    except UnsupportedValue:
         words = ()
     strategy = next((word for word in words if word in STRATEGIES), True)
     name = "sharding_strategy" if version != 2 and "sharding_strategy" in section else "reshard_after_forward"
     shard = _shard(section.get(name, strategy)) or "zero3"
     replicas = next((flat[key] for key in _REPLICAS if isinstance(flat.get(key), int)), 1)
     key = keys.get(name, f"fsdp_config.{prefix}{name}")
-    yield Setting(option="shard", value="hsdp" if replicas > 1 else shard, key=key, silent=silent)
+    yield Setting(option="shard", value="hsdp" if replicas > 1 else shard, key=key, guess_reason=guess_reason)
     offload_keys = [keys[name] for name in ("offload_params", "cpu_offload") if section.get(name) in (True, "true")]
     if offload_keys or "OFFLOAD" in words:
         yield Setting(option="param_offload", value="cpu", key=next(iter(offload_keys), "fsdp"))
@@ -159,7 +159,7 @@ def _read(flat: Mapping[str, Any]) -> Iterator[Setting]:
         yield Setting(option="activation_offload", value="cpu", key=_MOVES)
 
 
-ACCELERATE: Final = FileFormat(
+ACCELERATE_FILE: Final = FileFormat(
     target="accelerate",
     marks=("distributed_type", "compute_environment"),
     keys={

@@ -214,7 +214,7 @@ def _sharding(job: Job, plan: Plan, world: World) -> dict[str, Any]:
     return {"fsdp_plugin": plugin, **parallelism_settings(plan, world)}
 
 
-ACCELERATE: Final = Engine(
+ACCELERATE_ENGINE: Final = Engine(
     name="accelerate",
     packages=("accelerate",),
     expresses={

@@ -154,7 +154,7 @@ def reread_launch(folder: Path) -> dict[str, Any]:
     return settings
 
 
-ACCELERATE: Final = Target(
+ACCELERATE_TARGET: Final = Target(
     name="accelerate",
     packages=("accelerate", "transformers"),
     expresses={
@@ -164,7 +164,7 @@ ACCELERATE: Final = Target(
         "shard": ("none", "ddp", *SHARDING),
         "param_offload": ("none", "cpu"),
     },
-    why={**WHY, "shard=zero1": "accelerate divides by FSDP2 or DeepSpeed, not optimizer states alone"},
+    why=WHY,
     overrides=overrides,
     engine="accelerate",
     scripted=True,

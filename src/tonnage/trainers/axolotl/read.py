@@ -12,7 +12,7 @@ from tonnage.trainers.hf_trainer.read import BATCH_KEYS, OPTIMIZERS, read_checkp
 from tonnage.trainers.keys import (
     FileFormat,
     Setting,
-    UnknownValue,
+    UnsupportedValue,
     fraction,
     number,
     read_lora_targets,
@@ -30,9 +30,9 @@ _LIGER: Final = "axolotl.integrations.liger.LigerPlugin"
 
 
 def _check_plugins(value: Any) -> Mapping[str, Any]:
-    """Raise UnknownValue for other plugins, which may replace parts of the network or the loss."""
+    """Raise UnsupportedValue for other plugins, which may replace parts of the network or the loss."""
     if value not in (None, [], [_LIGER]):
-        raise UnknownValue
+        raise UnsupportedValue
     return {}
 
 
@@ -50,7 +50,7 @@ def _read(flat: Mapping[str, Any]) -> Iterator[Setting]:
     if adapter == "qlora" or flat.get("load_in_8bit") is True:
         yield Setting(option="unquantized_dtype", value="compute", key="adapter")
     for setting in read_precision(flat, bf16="bf16-mixed" if adapter else "bf16-true"):
-        yield replace(setting, silent=None)  # it loads the weights in the dtype of computation
+        yield replace(setting, guess_reason=None)  # it loads the weights in the dtype of computation
     yield from read_checkpointing(flat)
     if flat.get("liger_fused_linear_cross_entropy") is True:
         yield Setting(option="loss", value="liger", key="liger_fused_linear_cross_entropy")
@@ -66,7 +66,7 @@ def _ignored(flat: Mapping[str, Any]) -> Iterator[str]:
             yield "load_in_4bit"
 
 
-AXOLOTL: Final = FileFormat(
+AXOLOTL_FILE: Final = FileFormat(
     target="axolotl",
     marks=("base_model", "sequence_len"),
     keys={

@@ -3,7 +3,8 @@
 axolotl needs a version of transformers of its own beside which few other packages can be installed, so its own code
 is not run here.  Its loader (`ModelLoader` of axolotl 0.19) does this besides loading:
 
-- Where it computes in bf16, it loads the weights in bf16 and computes under autocast all the same.
+- Where it computes in 16 bits, it loads the weights in that dtype and computes under autocast all the same; torch's
+  scaler of fp16 refuses such weights, unless they are frozen.
 - Embeddings, head and norms become fp32, unless FSDP divides them, adapters are trained, or the attention is neither
   transformers' sdpa nor eager.
 - The network checkpoints the layers, also those that FSDP divides.  Their weights stay as they were loaded, because
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from tonnage.mesh import SHARDING
 from tonnage.techniques.technique import Refusal
 from tonnage.trainers.engine import ANY, FILES, IMAGES, Engine
-from tonnage.trainers.hf_trainer.run import EXPRESSES, HF_TRAINER, run_trainer
+from tonnage.trainers.hf_trainer.run import EXPRESSES, HF_TRAINER_ENGINE, LOSSES, run_trainer
 from tonnage.trainers.hf_trainer.run import accepts as trainer_accepts
 
 if TYPE_CHECKING:
@@ -39,6 +40,14 @@ IN_FP32: Final = ("auto", "eager")
 """Values of `attention` with which they become fp32: transformers' sdpa and eager."""
 
 
+LIGER_LOSS: Final = {
+    **dict.fromkeys(("rope", "swiglu", "rms_norm"), False),
+    "cross_entropy": False,
+    "fused_linear_cross_entropy": True,
+}
+"""Liger's kernels where its plugin is asked for `liger_fused_linear_cross_entropy` alone."""
+
+
 def accepts(case: Case) -> Refusal | None:
     """Return what axolotl has no setting for, or what stands against the Trainer."""
     return _refuse_dtypes(case.job, case.plan) or trainer_accepts(case)
@@ -52,11 +61,17 @@ def _refuse_dtypes(job: Job, plan: Plan) -> Refusal | None:
             reason="axolotl loads the weights in bf16 where it computes in bf16",
             instead="choose precision bf16-true or fp32",
         )
+    if job.method == "full" and plan.precision == "fp16-mixed":
+        return Refusal(
+            technique=f"precision={plan.precision}",
+            reason="axolotl loads the weights in fp16, whose gradients torch's GradScaler does not unscale",
+            instead="choose precision fp32, or method lora",
+        )
     if job.method != "full" and plan.precision == "bf16-true":
         return Refusal(
             technique=f"precision={plan.precision}",
             reason="axolotl trains adapters in fp32 under autocast",
-            instead="choose precision bf16-mixed or fp32",
+            instead="choose precision bf16-mixed, fp16-mixed or fp32",
         )
     if job.method == "qlora" and plan.unquantized_dtype != "compute":
         return Refusal(
@@ -81,7 +96,8 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     autocast = plan.compute_dtype == "bf16" and (job.method != "full" or plan.shard not in SHARDING)
     prepare = _require_input_gradients if job.method != "full" else _cast_to_fp32 if _has_fp32(job, plan) else None
     arguments = {"bf16": autocast, "ddp_find_unused_parameters": False}
-    return run_trainer(job, plan, world, steps, prepare=prepare, by_fsdp=False, **arguments)
+    liger = {"liger_kernel_config": LIGER_LOSS} if plan.loss == "liger" else {}
+    return run_trainer(job, plan, world, steps, prepare=prepare, by_fsdp=False, **arguments, **liger)
 
 
 def _has_fp32(job: Job, plan: Plan) -> bool:
@@ -106,21 +122,22 @@ def _require_input_gradients(network: nn.Module) -> nn.Module:
     return network
 
 
-AXOLOTL: Final = Engine(
+AXOLOTL_ENGINE: Final = Engine(
     name="axolotl",
-    packages=HF_TRAINER.packages,
+    packages=HF_TRAINER_ENGINE.packages,
     expresses={
         **{option: values for option, values in EXPRESSES.items() if option not in ("accum_sync", "cp")},
         **IMAGES,
         **FILES,
         "eval_batch": ANY,
-        "precision": ("bf16-mixed", "bf16-true", "fp32"),
+        **LOSSES,
+        "precision": ("bf16-mixed", "bf16-true", "fp16-mixed", "fp32"),
         "checkpointing": ("none", "full"),
         "attention": ("auto", "eager", "flex", "flash"),
     },
     accepts=accepts,
     own_defaults=lambda job: {"precision": "bf16-true"} if job.method == "full" else {},
-    imports=HF_TRAINER.imports,
+    imports=HF_TRAINER_ENGINE.imports,
     assumes=assumes,
     run=run,
 )

@@ -4,7 +4,8 @@ Where `bf16` is set, axolotl loads the weights in bf16 and computes under autoca
 
 - With adapters that is `bf16-mixed`: frozen bf16 weights, fp32 adapters.  Embeddings, head and norms are cast to the
   dtype of computation, also where PEFT's preparation for quantized weights has made them fp32.
-- Without adapters it is `bf16-true`.  Embeddings, head and norms stay in fp32 unless FSDP divides them or the
+- `fp16` with adapters is `fp16-mixed` in the same way.  Without, torch's GradScaler refuses the fp16 weights.
+- Without adapters `bf16` is `bf16-true`.  Embeddings, head and norms stay in fp32 unless FSDP divides them or the
   attention is neither sdpa nor eager (`ModelLoader._configure_embedding_dtypes`).
 """
 
@@ -18,7 +19,7 @@ import yaml
 
 from tonnage.catalog.optimizers import words
 from tonnage.mesh import SHARDING
-from tonnage.trainers import finetuners, launching
+from tonnage.trainers import finetuners, launching, liger
 from tonnage.trainers.target import ExportRequest, Target, Written, flat, without_none
 
 if TYPE_CHECKING:
@@ -44,22 +45,24 @@ WHY: Final = {
     "unquantized_dtype": "axolotl casts embeddings, head and norms to the dtype of computation",
     "loss": "its chunked_cross_entropy still has all logits; without them is Liger's",
     "attention": "attn_implementation names transformers' implementations, not torch's backends",
-    "shard=zero1": "axolotl divides by FSDP2 or DeepSpeed, not optimizer states alone",
     "images": "axolotl leaves rows of images as long as they are",
-    "tp": "axolotl has it under DeepSpeed's AutoTP only",
-    "cp": "axolotl's is ring attention of another library",
+    "tp": "axolotl has it under DeepSpeed's AutoTP",
+    "cp": "it is ring attention of another library",
 }
 
 
 def overrides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
-    """Return what it does instead of bf16 with fp32 weights, or of bf16-true with frozen weights."""
+    """Return what it does instead of 16 bits with fp32 weights, or of bf16-true with frozen weights."""
+    forced = dict(liger.overrides(job, plan))
     if job.method == "full" and plan.precision == "bf16-mixed":
-        return {"precision": ("axolotl loads the weights in bf16 where it computes in bf16", "bf16-true")}
-    if job.method != "full" and plan.precision == "bf16-true":
-        return {"precision": ("axolotl computes under autocast, with adapters in fp32", "bf16-mixed")}
-    if plan.base_dtype not in (None, plan.compute_dtype):
-        return {"base_dtype": ("axolotl loads frozen weights in the dtype of computation", None)}
-    return {}
+        forced["precision"] = ("axolotl loads the weights in bf16 where it computes in bf16", "bf16-true")
+    elif job.method == "full" and plan.precision == "fp16-mixed":
+        forced["precision"] = ("axolotl loads the weights in fp16, which torch's GradScaler does not train", "fp32")
+    elif job.method != "full" and plan.precision == "bf16-true":
+        forced["precision"] = ("axolotl computes under autocast, with adapters in fp32", "bf16-mixed")
+    elif plan.base_dtype not in (None, plan.compute_dtype):
+        forced["base_dtype"] = ("axolotl loads frozen weights in the dtype of computation", None)
+    return forced
 
 
 def write(request: ExportRequest) -> Written:
@@ -80,6 +83,7 @@ def write(request: ExportRequest) -> Written:
         notes=(
             *launching.note_machines(request.cluster),
             *_note_differences(request),
+            *((liger.NOTE,) if request.plan.loss == "liger" else ()),
             *launching.note_clipping(request, "the Trainer's"),
             "DATA.jsonl in axolotl.yaml stands for your data.",
         ),
@@ -193,12 +197,12 @@ def reread(folder: Path) -> Mapping[str, Any]:
     return flat(kind(**settings).model_dump(mode="json", exclude_none=True))
 
 
-AXOLOTL: Final = Target(
+AXOLOTL_TARGET: Final = Target(
     name="axolotl",
     packages=("axolotl",),
     expresses={
         **finetuners.EXPRESSES,
-        "precision": ("bf16-mixed", "bf16-true", "fp32"),
+        "precision": ("bf16-mixed", "bf16-true", "fp16-mixed", "fp32"),
         "optimizer": tuple(OPTIMIZERS),
         "attention": tuple(ATTENTION),
     },

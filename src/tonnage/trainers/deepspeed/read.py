@@ -8,8 +8,8 @@ from typing import Any, Final
 from tonnage.trainers.deepspeed.run import OPTIMIZERS, PLACES, STAGES
 from tonnage.trainers.keys import (
     FileFormat,
+    InvalidValue,
     Setting,
-    WrongValue,
     fp32_by_default,
     number,
     only,
@@ -33,7 +33,7 @@ _SHARDS: Final = {stage: shard for shard, stage in STAGES.items() if shard != "n
 def read_stage(value: Any) -> Mapping[str, Any]:
     """Return `shard` for a ZeRO stage."""
     if isinstance(value, int | float) and value not in _SHARDS:
-        raise WrongValue(", ".join(map(str, _SHARDS)))
+        raise InvalidValue(", ".join(map(str, _SHARDS)))
     return word("shard", _SHARDS)(value)
 
 
@@ -62,7 +62,7 @@ def _ignored(flat: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"optimizer.params.{name}" for name in params)
 
 
-DEEPSPEED: Final = FileFormat(
+DEEPSPEED_FILE: Final = FileFormat(
     target="deepspeed",
     marks=("zero_optimization", "train_micro_batch_size_per_gpu", GLOBAL_BATCH),
     keys={

@@ -22,6 +22,7 @@ from tonnage.trainers.engine import (
     refuse_by_techniques,
     refuse_undivided,
 )
+from tonnage.trainers.liger import apply_liger, refuse_missing_liger
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,6 +57,7 @@ def accepts(case: Case) -> Refusal | None:
         or _refuse_offload(plan)
         or _refuse_whole_files(case)
         or _refuse_resume(case.job, plan)
+        or refuse_missing_liger(plan)
         or refuse_by_techniques(case, OWN)
     )
 
@@ -177,6 +179,8 @@ def _build_network(step: Step, plan: Plan, config: dict[str, Any]) -> nn.Module:
 
     with _dividing(plan, config):
         module = common.build_network(step, torch.device("cuda") if plan.shard == "zero3" else None)
+    if plan.loss == "liger":
+        apply_liger(module)
     module = common.add_adapters(module, step)
     if CHECKPOINTING.is_chosen(step.job, plan):
         for change in CHECKPOINTING.apply(step).changes:
@@ -254,10 +258,19 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
     "attention": ANY,
 }
 
-DEEPSPEED: Final = Engine(
+DEEPSPEED_ENGINE: Final = Engine(
     name="deepspeed",
     packages=("deepspeed",),
-    expresses={**EXPRESSES, **IMAGES, **ROWS, "outputs": ANY, "generate": ANY, "save_checkpoint": ANY, "resume": ANY},
+    expresses={
+        **EXPRESSES,
+        **IMAGES,
+        **ROWS,
+        "loss": ("plain", "liger"),
+        "outputs": ANY,
+        "generate": ANY,
+        "save_checkpoint": ANY,
+        "resume": ANY,
+    },
     accepts=accepts,
     imports=("deepspeed",),
     run=run,

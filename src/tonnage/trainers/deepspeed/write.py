@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tonnage.techniques import environment
 from tonnage.techniques.precision import DTYPE_NAMES
 from tonnage.trainers import job_file
 from tonnage.trainers.deepspeed.run import EXPRESSES, PLACES, settings
 from tonnage.trainers.engine import IMAGES
-from tonnage.trainers.target import ExportRequest, Target, Written, flat, json_file, without_none
+from tonnage.trainers.target import ExportRequest, File, Target, Written, flat, json_file, without_none
 
 FILE: Final = "ds_config.json"
 
@@ -19,8 +20,7 @@ SWAP_FOLDER: Final = "swapped"
 """The folder beside the script for tensors in files."""
 
 WHY: Final = {
-    "precision=bf16-true": "DeepSpeed's bf16 keeps fp32 weights in its optimizer",
-    "shard=hsdp": "its stages divide over all ranks",
+    "precision=bf16-true": "its bf16 keeps fp32 weights in the optimizer",
     "optimizer": "ds_config.json names DeepSpeed's own optimizers; others are made in a script",
     "loss": "DeepSpeed calls the network's own loss",
     "checkpointing": "layers are checkpointed as transformers does",
@@ -41,6 +41,7 @@ def write(request: ExportRequest) -> Written:
             json_file(FILE, config),
             json_file("job.json", job),
             *job_file.scripts(request, "deepspeed", "loop"),
+            *_variables(request),
         ),
         command=("deepspeed", *_host_options(request), "--num_gpus", str(request.cluster.gpus_per_node), "train.py"),
         settings={**flat(config), **{f"job.{name}": value for name, value in flat(job).items()}},
@@ -50,6 +51,14 @@ def write(request: ExportRequest) -> Written:
 
 def _host_options(request: ExportRequest) -> tuple[str, ...]:
     return ("--hostfile", "HOSTFILE", "--num_nodes", str(request.cluster.nodes)) if request.cluster.nodes > 1 else ()
+
+
+def _variables(request: ExportRequest) -> tuple[File, ...]:
+    """Return the file with the plan's environment variables, which the launcher hands to other machines."""
+    variables = environment(request.plan)
+    if request.cluster.nodes == 1 or not variables:
+        return ()
+    return (File(name=".deepspeed_env", text="".join(f"{name}={value}\n" for name, value in variables.items())),)
 
 
 def _note_hosts(request: ExportRequest) -> tuple[str, ...]:
@@ -97,7 +106,7 @@ def reread(folder: Path) -> Mapping[str, Any]:
     return {**settings_read, **job_file.reread_job(folder)}
 
 
-DEEPSPEED: Final = Target(
+DEEPSPEED_TARGET: Final = Target(
     name="deepspeed",
     packages=("deepspeed", "transformers"),
     expresses={**EXPRESSES, **IMAGES},

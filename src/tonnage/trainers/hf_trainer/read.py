@@ -110,7 +110,7 @@ ARGUMENT_KEYS: Final[Mapping[str, KeyReader]] = {
 }
 """Keys of TrainingArguments that SFTConfig takes as well."""
 
-HF_TRAINER: Final = FileFormat(
+HF_TRAINER_FILE: Final = FileFormat(
     target="hf-trainer",
     marks=("per_device_train_batch_size", "gradient_accumulation_steps"),
     keys={

@@ -10,11 +10,9 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.catalog.optimizers import find_optimizer, words
-from tonnage.errors import CannotEstimate
 from tonnage.mesh import SHARDING
 from tonnage.techniques.technique import Refusal, first_of
 from tonnage.trainers.accelerate.plugin import (
@@ -35,6 +33,7 @@ from tonnage.trainers.engine import (
     refuse_by_techniques,
     refuse_undivided,
 )
+from tonnage.trainers.liger import check_liger, refuse_missing_liger
 from tonnage.trainers.packages import find_version
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def accepts(case: Case) -> Refusal | None:
         or refuse_resume(case, "the Trainer")
         or _refuse_resume_without_scale(case.job, plan)
         or refuse_context_parallel(plan)
-        or _refuse_missing_liger(plan)
+        or refuse_missing_liger(plan)
         or first_of((refuse_by_techniques(case), _refuse_missing_optimizer(plan)))
     )
 
@@ -131,17 +130,6 @@ def _refuse_missing_optimizer(plan: Plan) -> Refusal | None:
         technique=f"optimizer={plan.optimizer}",
         reason=f"the package {library} is not installed",
         instead=f"pip install {library}",
-    )
-
-
-def _refuse_missing_liger(plan: Plan) -> Refusal | None:
-    """Return the refusal of Liger's loss where its package is not installed."""
-    if plan.loss != "liger" or find_version("liger-kernel") is not None:
-        return None
-    return Refusal(
-        technique=f"loss={plan.loss}",
-        reason="the package liger-kernel is not installed",
-        instead="pip install liger-kernel, or choose loss plain",
     )
 
 
@@ -194,7 +182,7 @@ def run_trainer(
         if plan.shard in SHARDING and (layers := common.layers_to_wrap(module)):
             os.environ[LAYERS] = ",".join(layers)
         if plan.loss == "liger":
-            _check_liger(module)
+            check_liger(module)
         job = callbacks.with_evaluation(job, module)
         step = replace(step, job=job)
         rows = common.Rows(step, module, common.count_rows(step, steps))
@@ -213,19 +201,6 @@ def run_trainer(
         return trainer
 
     return resume.run_with_files(job, world, steps, run, checkpoint_kind(job, plan))
-
-
-def _check_liger(module: nn.Module) -> None:
-    """Raise CannotEstimate where Liger would leave the network as it is, with a line in the log."""
-    from tonnage.step.model import hugging_face
-
-    known = import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
-    network = hugging_face(module)
-    kind = "a factory's network" if network is None else network.config.model_type
-    if kind not in known:
-        raise CannotEstimate(
-            f"Liger has no kernels for {kind}, and the Trainer would go on without; choose loss plain."
-        )
 
 
 def _classes(job: Job, module: nn.Module) -> tuple[Any, Any]:
@@ -314,7 +289,7 @@ def _sharding(plan: Plan, by_fsdp: bool) -> dict[str, Any]:
     return {"fsdp": True, "fsdp_config": config}
 
 
-HF_TRAINER: Final = Engine(
+HF_TRAINER_ENGINE: Final = Engine(
     name="hf-trainer",
     packages=("transformers", "accelerate"),
     expresses={

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.mesh import SHARDING
-from tonnage.trainers import job_file, launching, packages
+from tonnage.trainers import job_file, launching, liger, packages
 from tonnage.trainers.engine import IMAGES
 from tonnage.trainers.hf_trainer.run import EXPRESSES, LAYERS, LOSSES
 from tonnage.trainers.hf_trainer.run import arguments as plan_arguments
@@ -28,14 +28,14 @@ PLUGIN: Final = {"reshard_after_forward", "activation_checkpointing", "cpu_offlo
 
 WHY: Final = {
     "checkpointing": "the Trainer checkpoints every layer or every N-th",
-    "shard=zero1": "the Trainer divides by FSDP2 or DeepSpeed, not optimizer states alone",
     "loss": "the Trainer calls the network's own loss, or Liger's",
     "activation_offload": "the Trainer moves the inputs of checkpointed layers only",
-    "optimizer_offload": "FSDP2 moves parameters and states together: param-offload cpu",
+    "optimizer_in_backward": "its optimizers that do so (LOMO, layerwise GaLore and APOLLO) are others",
     "packing": "rows.py joins texts to full rows and does not say where one ends",
     "lengths": "rows.py joins texts to full rows",
     "eval_batch": "train.py evaluates nothing",
     "eval_logits": "train.py evaluates nothing",
+    "generate": "train.py generates nothing",
     "precision=fp8": "it takes an fp8 recipe of accelerate, which is not the one that was run",
 }
 
@@ -57,27 +57,24 @@ def write(request: ExportRequest) -> Written:
         notes=(
             *launching.note_machines(cluster),
             *launching.note_clipping(request, "the Trainer's"),
-            *_note_liger(request),
+            *((liger.NOTE,) if request.plan.loss == "liger" else ()),
             *job_file.note_rows(request),
         ),
     )
 
 
-def _note_liger(request: ExportRequest) -> tuple[str, ...]:
-    if request.plan.loss != "liger":
-        return ()
-    return ("use_liger_kernel needs the package liger-kernel, and turns on its other kernels as well.",)
-
-
 def overrides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
-    """Return what transformers does without activation_checkpointing: every layer, its inputs on the card."""
-    if _is_newer():
-        return {}
-    forced: dict[str, tuple[str, Any]] = {}
-    if plan.checkpoint_interval is not None:
+    """Return what the Trainer cannot do for this job, or the installed transformers does otherwise.
+
+    Without activation_checkpointing it checkpoints every layer and keeps their inputs on the card.
+    """
+    forced = dict(liger.overrides(job, plan))
+    if plan.checkpoint_interval is not None and not _is_newer():
         forced["checkpointing"] = ("the installed transformers checkpoints every layer or none", "full")
-    if plan.activation_offload != "none":
+    if plan.activation_offload != "none" and not _is_newer():
         forced["activation_offload"] = ("the installed transformers keeps the inputs of layers on the card", "none")
+    elif plan.activation_offload != "none" and plan.checkpointing == "none":
+        forced["activation_offload"] = ("the Trainer moves the inputs of checkpointed layers only", "none")
     return forced
 
 
@@ -158,7 +155,7 @@ def _values(parsed: TrainingArguments, key: str) -> dict[str, Any]:
     return {key: getattr(value, "value", value)}
 
 
-HF_TRAINER: Final = Target(
+HF_TRAINER_TARGET: Final = Target(
     name="hf-trainer",
     packages=("transformers", "accelerate"),
     expresses={**EXPRESSES, **IMAGES, **LOSSES},

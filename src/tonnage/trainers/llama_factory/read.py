@@ -44,7 +44,7 @@ def _ignored(flat: Mapping[str, Any]) -> Iterator[str]:
         yield from ("quantization_bit", "quantization_type", "double_quantization")
 
 
-LLAMA_FACTORY: Final = FileFormat(
+LLAMA_FACTORY_FILE: Final = FileFormat(
     target="llama-factory",
     marks=("model_name_or_path", "finetuning_type", "cutoff_len"),
     keys={

@@ -14,7 +14,7 @@ import yaml
 
 from tonnage.mesh import SHARDING
 from tonnage.techniques.precision import DTYPE_NAMES
-from tonnage.trainers import finetuners, launching
+from tonnage.trainers import finetuners, launching, liger
 from tonnage.trainers.accelerate import write as accelerate
 from tonnage.trainers.hf_trainer.run import OPTIMIZERS
 from tonnage.trainers.target import ExportRequest, Target, Written, flat, without_none
@@ -42,20 +42,20 @@ WHY: Final = {
     "unquantized_dtype": "LLaMA-Factory leaves what is not quantized as it was loaded",
     "attention": "flash_attn names packages, not torch's backends",
     "images": "LLaMA-Factory writes rows of images by a template of each family, as long as they are",
-    "shard=zero1": "it divides by FSDP2 or DeepSpeed, not optimizer states alone",
 }
 
 
 def overrides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
     """Return the dtype of the checkpoint for weights that are not cast to fp32 for training."""
+    forced = dict(liger.overrides(job, plan))
     stored = stored_dtype(job)
     if stored is None:
-        return {}
+        return forced
     if job.method == "lora" and stored != (plan.base_dtype or plan.compute_dtype):
-        return {"base_dtype": (f"LLaMA-Factory loads weights as they are stored, here in {stored}", stored)}
+        forced["base_dtype"] = (f"LLaMA-Factory loads weights as they are stored, here in {stored}", stored)
     if job.method == "full" and plan.precision == "bf16-true" and stored != "bf16":
-        return {"precision": (f"LLaMA-Factory would train what is stored in {stored} in that dtype", "bf16-mixed")}
-    return {}
+        forced["precision"] = (f"LLaMA-Factory would train what is stored in {stored} in that dtype", "bf16-mixed")
+    return forced
 
 
 def stored_dtype(job: Job) -> str | None:
@@ -88,6 +88,7 @@ def write(request: ExportRequest) -> Written:
             *notes,
             *launching.note_clipping(request, "the Trainer's"),
             *_note_dtype(request),
+            *((liger.NOTE,) if request.plan.loss == "liger" else ()),
             "DATASET in llama_factory.yaml stands for a name of your dataset_info.json.",
         ),
     )
@@ -174,7 +175,7 @@ def _base_engine(plan: Plan) -> str:
     return "accelerate" if plan.shard in SHARDING else "hf-trainer"
 
 
-LLAMA_FACTORY: Final = Target(
+LLAMA_FACTORY_TARGET: Final = Target(
     name="llama-factory",
     packages=("llamafactory",),
     expresses={

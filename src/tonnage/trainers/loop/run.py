@@ -35,4 +35,4 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     return ready
 
 
-TONNAGE: Final = Engine(name="tonnage", accepts=accepts, run=run)
+TONNAGE_ENGINE: Final = Engine(name="tonnage", accepts=accepts, run=run)

@@ -36,6 +36,8 @@ WHY: Final = {
     "activation_offload": "the script makes no copies during the computation",
     "loss": "the script has a plain loss and one in slices",
     "optimizer_offload": "the script keeps states with their parameters",
+    "optimizer_in_backward": "the script updates after the last backward",
+    "reduce_dtype": "the script averages gradients in the dtype that the precision says",
 }
 
 
@@ -95,7 +97,7 @@ def reread(folder: Path) -> Mapping[str, Any]:
     return job_file.reread_job(folder)
 
 
-TORCHRUN: Final = Target(
+TORCHRUN_TARGET: Final = Target(
     name="torchrun",
     packages=("torch", "transformers"),
     expresses={

@@ -262,7 +262,7 @@ def _mean_loss(mask: Tensor, losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]
     return loss, {"lm loss": loss.detach().clone()}
 
 
-MEGATRON: Final = Engine(
+MEGATRON_ENGINE: Final = Engine(
     name="megatron",
     packages=("megatron-core",),
     expresses={

@@ -46,10 +46,9 @@ WHY: Final = {
     "method": "these are overrides of a recipe for pre-training",
     "precision": "its precisions keep fp32 main weights and gradients",
     "checkpointing": "Megatron recomputes whole layers or their core attention",
-    "shard": "its optimizer's states are divided (zero1); Megatron-FSDP is another recipe",
+    "shard": "its recipes divide the optimizer's states (zero1)",
     "optimizer": "its recipes train with Adam",
     "loss": "its cross-entropy is Transformer Engine's, on all logits",
-    "ep": "the recipes of dense networks have no experts",
 }
 
 
@@ -142,7 +141,7 @@ def _provide_configuration(name: str) -> None:
             vars(module)["safe_load_config_with_retry"] = lambda *_args, **_options: configuration
 
 
-MEGATRON_BRIDGE: Final = Target(
+MEGATRON_BRIDGE_TARGET: Final = Target(
     name="megatron-bridge",
     packages=("megatron-bridge", "transformer-engine"),
     expresses={
@@ -157,6 +156,7 @@ MEGATRON_BRIDGE: Final = Target(
         "sequence_parallel": ANY,
     },
     why=WHY,
+    base_engine=lambda plan: "megatron",
     write=write,
     reread=reread,
     on_ghost=True,

@@ -48,14 +48,17 @@ def main() -> None:
     training = arguments(**tried)
     step = training.train_batch_size * training.gradient_accumulation_steps * training.world_size
     tokens = rows.dataset(settings, options.data, options.steps * step).tokens.tolist()
+    network = job.network(settings, options.random_weights)
     adapters = None
     if settings.lora is not None:
-        from peft import LoraConfig
+        import peft
 
-        adapters = LoraConfig(**settings.lora)
+        adapters = peft.LoraConfig(**settings.lora)
+        if settings.cast_unquantized:
+            network = peft.prepare_model_for_kbit_training(network, use_gradient_checkpointing=False)
     with job.attention(settings):
         trainer = SFTTrainer(
-            model=job.network(settings, options.random_weights),
+            model=network,
             args=training,
             train_dataset=Dataset.from_dict({"input_ids": tokens, "labels": tokens}),
             processing_class=tokenizer(settings, options.data is None),

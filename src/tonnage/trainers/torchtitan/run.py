@@ -240,7 +240,7 @@ def _made_up_data() -> dict[str, Any]:
     return {"dataloader": Tokens.Config(), "tokenizer": Words.Config()}
 
 
-TORCHTITAN: Final = Engine(
+TORCHTITAN_ENGINE: Final = Engine(
     name="torchtitan",
     packages=("torchtitan",),
     expresses={

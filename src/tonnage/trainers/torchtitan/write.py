@@ -14,8 +14,7 @@ from tonnage.trainers import launching
 from tonnage.trainers.job_file import script
 from tonnage.trainers.target import ExportRequest, File, Target, Written, flat, json_file
 from tonnage.trainers.torchtitan.networks import NETWORKS
-from tonnage.trainers.torchtitan.run import BACKENDS, DTYPES, IMPLEMENTATIONS
-from tonnage.trainers.torchtitan.run import TORCHTITAN as ENGINE
+from tonnage.trainers.torchtitan.run import BACKENDS, DTYPES, IMPLEMENTATIONS, TORCHTITAN_ENGINE
 
 _HEADS: Final = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 _WORDS: Final = ("vocab_size", "tie_word_embeddings")
@@ -83,14 +82,12 @@ LONGEST: Final = {"deepseek_v2": 16384, "deepseek_v3": 16384}
 
 WHY: Final = {
     "method": "torchtitan trains whole networks",
-    "checkpointing": "its activation checkpointing is full or selective",
+    "checkpointing": "this recipe's activation checkpointing is full or selective",
     "compile": "it compiles its blocks one by one",
     "attention": "its attention is FlexAttention or variable-length flash attention",
     "shard=zero1": "torchtitan divides by FSDP2",
     "optimizer": "its AdamW is torch's, as a loop, foreach or fused",
     "optimizer_offload": "FSDP2 moves parameters and states together: param-offload cpu",
-    "pp": "pipelines of this recipe are not tried",
-    "cp": "context parallelism of this recipe is not tried",
 }
 
 
@@ -201,10 +198,10 @@ def reread(folder: Path) -> Mapping[str, Any]:
     }
 
 
-TORCHTITAN: Final = Target(
+TORCHTITAN_TARGET: Final = Target(
     name="torchtitan",
     packages=("torchtitan",),
-    expresses=ENGINE.expresses or {},
+    expresses=TORCHTITAN_ENGINE.expresses or {},
     why=WHY,
     engine="torchtitan",
     write=write,

@@ -19,7 +19,7 @@ def _read(flat: Mapping[str, Any]) -> Iterator[Setting]:
     yield Setting(option="engine", value="trl", key="SFTConfig")
 
 
-TRL: Final = FileFormat(
+TRL_FILE: Final = FileFormat(
     target="trl",
     marks=(  # fields of SFTConfig that TrainingArguments has not
         *("max_length", "dataset_kwargs", "dataset_text_field", "completion_only_loss", "assistant_only_loss"),

@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 
 def accepts(case: Case) -> Refusal | None:
     """Return the refusal of networks that write no text, of what a ghost cannot do, or what the Trainer refuses."""
-    return _refuse_network(case) or _refuse_masks_on_host(case.plan) or trainer_accepts(case)
+    return (
+        _refuse_network(case)
+        or _refuse_masks_on_host(case.plan)
+        or _refuse_scaled_adapters(case)
+        or _refuse_dtype_of_adapters(case)
+        or trainer_accepts(case)
+    )
 
 
 def _refuse_network(case: Case) -> Refusal | None:
@@ -58,6 +64,31 @@ def _refuse_masks_on_host(plan: Plan) -> Refusal | None:
         technique=f"activation-offload={plan.activation_offload}",
         reason="SFTTrainer moves masks that its loss computed as well, and a ghost reads those back as zeros",
         instead="choose activation-offload cpu with checkpointing full, or engine tonnage",
+    )
+
+
+def _refuse_scaled_adapters(case: Case) -> Refusal | None:
+    """Return the refusal of qlora under fp16-mixed: SFTTrainer casts the adapters of quantized networks to bf16.
+
+    fp16's scaler fails at their gradients ("_amp_foreach_non_finite_check_and_unscale_cuda" has no bf16).
+    """
+    if case.job.method != "qlora" or case.plan.precision != "fp16-mixed":
+        return None
+    return Refusal(
+        technique="precision=fp16-mixed",
+        reason="SFTTrainer casts the adapters of qlora to bf16, whose gradients fp16's scaler cannot unscale",
+        instead="choose precision fp32, method lora, or engine hf-trainer",
+    )
+
+
+def _refuse_dtype_of_adapters(case: Case) -> Refusal | None:
+    """Return the refusal of a dtype for adapters, which SFTTrainer makes by PEFT's own rules."""
+    if case.job.method == "full" or case.plan.weights_dtype is None:
+        return None
+    return Refusal(
+        technique=f"weights-dtype={case.plan.weights_dtype}",
+        reason="SFTTrainer makes the adapters itself, in a dtype of its own",
+        instead="leave weights-dtype out, or engine hf-trainer",
     )
 
 
@@ -146,7 +177,7 @@ def _tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), pad_token="<pad>", eos_token="<eos>")
 
 
-TRL: Final = Engine(
+TRL_ENGINE: Final = Engine(
     name="trl",
     packages=("trl", "datasets", "accelerate"),
     expresses={

@@ -5,19 +5,38 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.trainers import job_file, launching
 from tonnage.trainers.hf_trainer import write as hf_trainer
 from tonnage.trainers.hf_trainer.run import EXPRESSES
 from tonnage.trainers.target import ExportRequest, Target, Written, flat, json_file
 
+if TYPE_CHECKING:
+    from tonnage.job import Job
+    from tonnage.plans import Plan
+
 WHY: Final = {
     **hf_trainer.WHY,
     "loss": "SFTTrainer always computes the loss in slices of tokens",
     "images": "SFTTrainer makes rows of images by a processor, and a plan has none",
-    "activation_offload": "the memory that SFTConfig's activation_offloading needs is not known",
 }
+
+
+ADAPTERS: Final = {"lora": "fp32", "qlora": "bf16"}
+"""The dtype in which SFTTrainer makes adapters (TRL 1.16): PEFT's own, or that of the paper of QLoRA."""
+
+
+def overrides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
+    """Return what SFTTrainer does with adapters, whatever the plan says, and what the Trainer does."""
+    forced = dict(hf_trainer.overrides(job, plan))
+    made = ADAPTERS.get(job.method)
+    if made is not None and plan.weights_dtype is not None:
+        forced["weights_dtype"] = (f"SFTTrainer makes the adapters of {job.method} in {made}", None)
+    if made == "bf16" and plan.precision == "fp16-mixed":
+        why = "SFTTrainer makes the adapters of qlora in bf16, which torch's GradScaler of fp16 refuses"
+        forced["precision"] = (why, "bf16-mixed")
+    return forced
 
 
 def write(request: ExportRequest) -> Written:
@@ -53,11 +72,11 @@ def reread(folder: Path) -> Mapping[str, Any]:
     return {**hf_trainer.parse(settings, SFTConfig), **job_file.reread_job(folder)}
 
 
-TRL: Final = Target(
+TRL_TARGET: Final = Target(
     name="trl",
     packages=("trl", "transformers", "accelerate", "datasets"),
     expresses={**EXPRESSES, "loss": ("chunked",)},
-    overrides=hf_trainer.overrides,
+    overrides=overrides,
     why=WHY,
     engine="trl",
     scripted=True,

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tonnage_recorder.host import ZEROS
 from tonnage_recorder.imports import after_import
 from tonnage_recorder.tensors import tensors_in
 
@@ -148,13 +149,23 @@ class Saves:
         original = package.safe_open
 
         def save_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
+            on_host = [self._copy_to_host(tensor) for tensor in tensors.values()]  # all live until it is written
             _write_empty(self.path_for_writing(filename), tensors, metadata)
+            on_host.clear()
 
         def safe_open(filename: Any, *args: Any, **kwargs: Any) -> Any:
             return original(self._saved_path(filename) or filename, *args, **kwargs)
 
         library.save_file = save_file
         package.safe_open = library.safe_open = safe_open
+
+    def _copy_to_host(self, tensor: Any) -> Any:
+        """Return a tensor on the host, as safetensors does before it writes the file."""
+        if tensor.device.type != "cuda":
+            return tensor
+        copy = self._torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        ZEROS.add(copy)
+        return copy
 
     def _patch_lightning(self, module: ModuleType) -> None:
         """Save directly, where Lightning would create the file in memory, with values, and write it in one go."""

@@ -126,11 +126,14 @@ def _load(policy: Policy, original: Any, cls: Any, config: Any, kwargs: dict[str
 
 def _from_configuration(policy: Policy, cls: Any, config: Any, kwargs: dict[str, Any]) -> Any:
     options = {key: value for key, value in kwargs.items() if key not in _LOADING_OPTIONS}
-    with policy.torch.device("cpu"):
-        model = cls._from_config(config, dtype=_dtype(policy.torch, config, kwargs), **options)
-    for tensor in (*model.parameters(), *model.buffers()):
+    dtype = _dtype(policy.torch, config, kwargs)
+    mapped = dtype == getattr(config, "dtype", None)  # weights as they were saved stay in mapped files
+    with policy.torch.device("cpu"), ZEROS.paused() if mapped else contextlib.nullcontext():
+        model = cls._from_config(config, dtype=dtype, **options)
+    for tensor in () if mapped else (*model.parameters(), *model.buffers()):
         if tensor.device.type == "cpu":  # DeepSpeed divides parameters on the card as they are made
             ZEROS.add(tensor)
+    ZEROS.peak_bytes()  # looks at all of them now: they may be moved to the card next
     model.eval()
     if kwargs.get("output_loading_info"):
         return model, {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}

@@ -1,4 +1,4 @@
-"""Tests of the advice for a script: settings by the script's own names, tried, and read back."""
+"""Tests of the plan for a script: settings by the script's own names, tried, and read back."""
 
 from dataclasses import replace
 from html import unescape
@@ -15,10 +15,10 @@ from tonnage.planner.candidates import with_free_choices
 from tonnage.planner.solution import Candidate
 from tonnage.report.script import render
 from tonnage.report.script_html import page
-from tonnage.script import advice
-from tonnage.script.advice import Asked, advise
-from tonnage.script.changes import make_expandable_setting
+from tonnage.script import planning
 from tonnage.script.facts import understood
+from tonnage.script.planning import Asked, plan_script
+from tonnage.script.setting_changes import make_expandable_setting
 from tonnage.units import GIB, format_gib
 
 COMMAND = ["python", "train.py", "--per_device_train_batch_size", "4"]
@@ -69,10 +69,10 @@ class TrialRunner(FormulaRunner):
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     def ran(first: Any, *peaks: int, gpu: str = "a100-80gb", command: list[str] = COMMAND, **asked: Any) -> Any:
         scripts = Scripts(first, *peaks)
-        monkeypatch.setattr(advice, "_run", scripts)
-        monkeypatch.setattr(advice, "TrialRunner", TrialRunner)
+        monkeypatch.setattr(planning, "_run", scripts)
+        monkeypatch.setattr(planning, "TrialRunner", TrialRunner)
         given = {"stated": {}, **asked}
-        found = advise(Asked(command=command, cluster=parse_cluster(gpu), **given))
+        found = plan_script(Asked(command=command, cluster=parse_cluster(gpu), **given))
         return found, scripts
 
     return ran
@@ -112,7 +112,7 @@ def test_param_offload_needs_a_launcher():
     for command, possible in ((COMMAND, False), (["torchrun", "--nproc-per-node", "1", *COMMAND[1:]], True)):
         asked = Asked(command=command, cluster=parse_cluster("a100-80gb"), stated={})
         known = facts(options=OPTIONS)
-        question = advice._make_question(asked, understood(known), known)
+        question = planning._make_question(asked, understood(known), known)
         assert question.is_open("param_offload") == possible
 
 
@@ -120,14 +120,14 @@ def test_attention_is_kept_because_the_script_chooses_it():
     known = facts(options=OPTIONS)
     for without in ((), ("attention",)):
         asked = Asked(command=COMMAND, cluster=parse_cluster("t4"), stated={}, without=without)
-        question = advice._make_question(asked, understood(known), known)
+        question = planning._make_question(asked, understood(known), known)
         assert not question.is_open("attention")
         assert with_free_choices(question).attention == "auto"
     best = Candidate(job=question.job, plan=replace(question.plan, precision="fp16-mixed"))
     assert ("attention", "efficient") in {
-        (name, value) for _, name, value in advice._list_stronger(best, question.cluster)
+        (name, value) for _, name, value in planning._list_stronger(best, question.cluster)
     }
-    assert advice.has_no_setting("attention", "efficient", best.job, best.plan, known, question.cluster)
+    assert planning.has_no_setting("attention", "efficient", best.job, best.plan, known, question.cluster)
 
 
 def test_settings_without_a_flag_are_put_into_the_arguments(run):
@@ -150,14 +150,14 @@ def test_a_plan_that_does_not_fit_in_the_script_is_followed_by_a_smaller_one(run
 def test_no_plan_is_advised_that_did_not_fit_in_the_script(run):
     found, _ = run(facts(options=OPTIONS), 90 * GIB, *[80 * GIB] * 3)
     assert (found.status, found.after) == ("too_large", None)
-    assert len(found.failed) == 2  # no plan is left with the headroom that the script needs in addition
+    assert len({refused.what for refused in found.failed}) == planning.MOST_TRIES
 
 
 def test_if_nothing_fits_the_nearest_plan_is_shown(monkeypatch):
     scripts = Scripts(facts(options=OPTIONS), 90 * GIB)
-    monkeypatch.setattr(advice, "_run", scripts)
-    monkeypatch.setattr(advice, "TrialRunner", TrialRunner)
-    found = advise(Asked(command=COMMAND, cluster=parse_cluster("rtx-3080"), stated={}))
+    monkeypatch.setattr(planning, "_run", scripts)
+    monkeypatch.setattr(planning, "TrialRunner", TrialRunner)
+    found = plan_script(Asked(command=COMMAND, cluster=parse_cluster("rtx-3080"), stated={}))
     assert found.status == "too_large"
     near = found.solution.nearest
     said = " ".join(render(found).split())
@@ -173,9 +173,9 @@ def test_a_script_that_fails_with_the_changes(run, monkeypatch):
             raise TrialFailed("unrecognized arguments: --optim")
         return scripts(*given)
 
-    monkeypatch.setattr(advice, "_run", second)
-    monkeypatch.setattr(advice, "TrialRunner", TrialRunner)
-    found = advise(Asked(command=COMMAND, cluster=parse_cluster("a100-80gb"), stated={}))
+    monkeypatch.setattr(planning, "_run", second)
+    monkeypatch.setattr(planning, "TrialRunner", TrialRunner)
+    found = plan_script(Asked(command=COMMAND, cluster=parse_cluster("a100-80gb"), stated={}))
     assert (found.status, found.failed[0].why) == ("too_large", "unrecognized arguments: --optim")
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 import estimates
+from tonnage.advice.untried import suggest
 from tonnage.estimates.estimate import Estimate
-from tonnage.report.advice import suggest
 from tonnage.units import GIB
 
 

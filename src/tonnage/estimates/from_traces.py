@@ -10,6 +10,7 @@ import numpy as np
 from tonnage import __version__
 from tonnage.catalog.overheads import Overhead, overheads
 from tonnage.cluster import Cluster
+from tonnage.estimates import host_memory
 from tonnage.estimates.estimate import (
     CATEGORIES,
     Coverage,
@@ -56,7 +57,7 @@ class Run:
         return self.estimate._repr_html_()
 
 
-def summarise(
+def estimate_from_traces(
     traces: Sequence[Trace],
     cluster: Cluster,
     *,
@@ -64,22 +65,34 @@ def summarise(
     job: dict[str, Any],
     plan: dict[str, Any],
     notes: Sequence[str] = (),
+    loading_bytes: int = 0,
 ) -> Run:
-    """Return the Estimate of the rank with the highest process peak, with the others listed."""
-    estimates = [_summarise_rank(trace, cluster, model=model, job=job, plan=plan, notes=notes) for trace in traces]
+    """Return the Estimate of the rank with the highest process peak, with the others listed.
+
+    `loading_bytes` are the weights that each rank has in host memory while it loads them.
+    """
+    estimates = [
+        _estimate_rank(trace, cluster, model=model, job=job, plan=plan, notes=notes, loading_bytes=loading_bytes)
+        for trace in traces
+    ]
     order = sorted(range(len(traces)), key=lambda i: _sort_key(estimates[i]))
-    worst = estimates[order[0]]
-    ranks = tuple(
-        {
-            "rank": estimate.rank,
-            "fits": estimate.fits,
-            "allocated_bytes": estimate.peak.allocated_bytes,
-            "reserved_bytes": estimate.peak.reserved_bytes,
-            "process_bytes": estimate.peak.process_bytes,
-        }
-        for estimate in sorted(estimates, key=lambda estimate: estimate.rank)
+    return Run(estimate=combine([estimates[i] for i in order], cluster), traces=tuple(traces[i] for i in order))
+
+
+def combine(estimates: Sequence[Estimate], cluster: Cluster) -> Estimate:
+    """Return the first of the estimates of several ranks, with all ranks listed and the memory of their machine."""
+    worst = estimates[0]
+    ranks = sorted((rank for estimate in estimates for rank in estimate.ranks), key=lambda rank: int(rank["rank"]))
+    need = host_memory.add_up(
+        ranks,
+        gpus=cluster.gpus,
+        gpus_per_node=cluster.gpus_per_node,
+        all_save=worst.job.get("save_checkpoint") == "sharded",
     )
-    return Run(estimate=replace(worst, ranks=ranks), traces=tuple(traces[i] for i in order))
+    host = worst.host.with_machine(need.total_bytes, need.by_category, cluster.host_limit_bytes)
+    stated = cluster.host_memory_bytes
+    source = {"host_memory_bytes": stated, "host_source": cluster.device.host_source if stated is None else ""}
+    return replace(worst, ranks=tuple(ranks), cluster={**worst.cluster, **source}).with_host(host)
 
 
 def _sort_key(estimate: Estimate) -> tuple[bool, int, int]:
@@ -87,7 +100,7 @@ def _sort_key(estimate: Estimate) -> tuple[bool, int, int]:
     return (estimate.fits, -estimate.peak.process_bytes, -estimate.peak.allocated_bytes)
 
 
-def _summarise_rank(
+def _estimate_rank(
     trace: Trace,
     cluster: Cluster,
     *,
@@ -95,12 +108,22 @@ def _summarise_rank(
     job: dict[str, Any],
     plan: dict[str, Any],
     notes: Sequence[str],
+    loading_bytes: int,
 ) -> Estimate:
     walked = timeline(trace)
     stretches = list(_iterate_stretches(walked))
     steps = _peaks_by_step(stretches)
     outside = outside_allocator(trace, cluster)
     oom = _out_of_memory(trace)
+    peak = _find_peak(walked, outside, _reserved_uncertainty(trace, walked))
+    managed = trace.host.get("managed_bytes", 0)
+    evicted = min(managed, max(peak.process_bytes + managed - cluster.device.capacity_bytes, 0))
+    held = host_memory.split_by_category(
+        trace,
+        loading_bytes=loading_bytes,
+        evicted_bytes=evicted,
+        into_files=host_memory.offloads_into_files(plan),
+    )
     return Estimate(
         source=trace.source,
         versions={"tonnage": __version__, **trace.versions},
@@ -117,15 +140,25 @@ def _summarise_rank(
         },
         fits=oom is None,
         rank=trace.rank,
-        peak=_find_peak(walked, outside, _reserved_uncertainty(trace, walked)),
+        peak=peak,
         phases=_peaks_by_phase(stretches),
         host=Host(
-            peak_bytes=trace.host.get("peak_bytes"),
+            peak_bytes=None if held is None else host_memory.peak_of(held),
             pinned_bytes=trace.host.get("pinned_bytes", 0),
-            managed_bytes=trace.host.get("managed_bytes", 0),
+            managed_bytes=managed,
+        ),
+        ranks=(
+            {
+                "rank": trace.rank,
+                "fits": oom is None,
+                "allocated_bytes": peak.allocated_bytes,
+                "reserved_bytes": peak.reserved_bytes,
+                "process_bytes": peak.process_bytes,
+                "host": held,
+            },
         ),
         time={"step_seconds": None, "tokens_per_second_per_gpu": None, "mfu": None, "bound_by": None},
-        coverage=_coverage(trace, walked, outside, cluster),
+        coverage=_coverage(trace, walked, outside, cluster, loading_bytes),
         oom=oom,
         curve=_curve(walked),
         steps=steps,
@@ -266,7 +299,7 @@ def _out_of_memory(trace: Trace) -> OutOfMemory | None:
     )
 
 
-def _coverage(trace: Trace, walked: Timeline, outside: Overhead, cluster: Cluster) -> Coverage:
+def _coverage(trace: Trace, walked: Timeline, outside: Overhead, cluster: Cluster, loading_bytes: int) -> Coverage:
     torch = trace.versions.get("torch", "?")
     by = "on fake tensors" if trace.source == "meta" else "with its caching allocator"
     run = [f"{_describe_steps(trace)} of torch {torch} {by}, {trace.event_count} events"]
@@ -279,6 +312,11 @@ def _coverage(trace: Trace, walked: Timeline, outside: Overhead, cluster: Cluste
         modelled.append(f"NVIDIA functions that did nothing: {calls}")
     if workspaces := _list_calls(trace.unknown_workspaces):
         modelled.append(f"workspaces that only NVIDIA's libraries know the size of, counted as 0 bytes: {workspaces}")
+    if loading_bytes and "peak_bytes" in trace.host:
+        modelled.append(
+            f"host memory while loading: every rank has all weights there at once, {format_size(loading_bytes)}, as "
+            "from_pretrained makes them in another dtype than the checkpoint's before they go to the card"
+        )
     for name, mine in (("allocated", walked.peak_allocated_bytes), ("reserved", walked.peak_reserved_bytes)):
         torchs = trace.peaks.get(f"{name}_bytes", mine)
         if torchs != mine:

@@ -1,23 +1,24 @@
-"""Suggestions for a step that did not fit, most bytes first; each is derived from the numbers of the Estimate."""
+"""Suggestions for a step that did not fit, most bytes first.
+
+None is run: each is derived from the numbers of the Estimate and of its out-of-memory message, and its bytes are an
+upper limit.  The report shows them where no changes were tried.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from tonnage.allocator.settings import variable
-from tonnage.estimates.estimate import Estimate
+from tonnage.catalog.optimizers import WHOLE_MOMENTS, find_optimizer
+from tonnage.estimates.estimate import Estimate, capacity_bytes, shown_peak, whole
+from tonnage.estimates.shortage import Shortage, shortage
 from tonnage.mesh import SHARDING
 from tonnage.options import spell_option
 from tonnage.plans import Plan
-from tonnage.report.shortage import Shortage, shortage
-from tonnage.report.wording import capacity_bytes, shown_peak, whole
 from tonnage.trainers import engine_of
 from tonnage.units import format_gib, format_size
 
 _MAX_SUGGESTIONS: Final = 4
-
-_WHOLE_MOMENTS: Final = ("adamw", "adamw-loop", "adamw-foreach", "adamw-fused")
-"""Optimizers with two moments, each as large as the gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ def suggest(estimate: Estimate) -> list[Suggestion]:
     The bytes are upper limits: a new estimate has to confirm them.  Suggestions with fewer bytes than the request
     that failed are omitted.
     """
-    if estimate.fits:
+    if estimate.fits_card:
         return []
     expandable = _suggest_expandable_segments(estimate)
     least = _parse_shortage(estimate).asked_bytes or shown_peak(estimate).process_bytes // 100
@@ -69,8 +70,14 @@ def _missing_moments_bytes(estimate: Estimate) -> int:
     if oom is None:
         return 0
     is_creating = any("optim/adam" in frame and "_init_group" in frame for frame in oom.stack)
-    is_before = oom.step <= 1 and oom.phase == "backward" and estimate.plan.get("optimizer") in _WHOLE_MOMENTS
+    is_before = oom.step <= 1 and oom.phase == "backward" and _has_whole_moments(estimate)
     return max(0, 2 * held.get("gradient", 0) - held.get("optimizer_state", 0)) if is_creating or is_before else 0
+
+
+def _has_whole_moments(estimate: Estimate) -> bool:
+    """Return True if the caching allocator holds Adam's two moments, each as large as the gradients."""
+    name = estimate.plan.get("optimizer")
+    return name in WHOLE_MOMENTS and not find_optimizer(name).is_paged
 
 
 def _suggest_expandable_segments(estimate: Estimate) -> Suggestion | None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tonnage.planner.solution import Candidate
     from tonnage.plans import Plan
     from tonnage.trainers.reading import TrainerConfig
+    from tonnage.trainers.target import Target
 
 SCRIPTS: Final = "job."
 """Prefix of the names of settings that belong in the training script; the trainer's file has none for them."""
@@ -90,8 +91,10 @@ class FileComparison:
                 format_gib(self.estimate.peak.process_bytes),
                 format_gib(self.estimate.cluster["capacity_bytes"]),
             )
-            if self.estimate.fits:
+            if self.estimate.fits_card:
                 yield f"The {self.given.target} file as it is fits: {peak} of {capacity} on each GPU."
+                if not self.estimate.host.fits:
+                    yield f"  {self.estimate.verdict()}."
             else:  # the peak is that before the allocation that failed
                 yield f"The {self.given.target} file as it is does not fit: it needs more than {peak} of {capacity}."
         else:
@@ -169,18 +172,22 @@ def wordless(given: TrainerConfig) -> tuple[str, ...]:
 
     If the file names an engine, the engine itself refuses them and nothing is returned.
     """
-    from tonnage.planner.search_space import AXES, FREE, ORDER
-    from tonnage.plans import Plan
-    from tonnage.timing.scores import SPARING
     from tonnage.trainers import targets
 
-    if "engine" in given.options:
-        return ()
-    target = targets.find_target(given.target)
+    return () if "engine" in given.options else list_unexpressed(targets.find_target(given.target))
+
+
+def list_unexpressed(target: Target) -> tuple[str, ...]:
+    """Return the options and values of a search that the target has no setting for, as `--without` takes them."""
+    from tonnage.planner.search_space import AXES, FREE, LOSSES, ORDER
+    from tonnage.plans import Plan
+    from tonnage.timing.scores import SPARING
+
     default = Plan()
     pairs = [(name, value) for name, values in ORDER.items() for value in values]
     pairs += [
         *FREE.items(),
+        *(("loss", value) for value in LOSSES),
         *(("attention", value) for value in SPARING),
         *((name, 2) for name in AXES),
         ("checkpointing", "budget=1GiB"),

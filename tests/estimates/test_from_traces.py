@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.estimate import StepPeak
-from tonnage.estimates.summary import CURVE_POINTS, _note_emulated_bf16, _note_lengths, units_of
+from tonnage.estimates.from_traces import CURVE_POINTS, _note_emulated_bf16, _note_lengths, units_of
 
 
 def test_steps_alone_are_shown_mark_by_mark() -> None:

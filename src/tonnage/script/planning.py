@@ -1,4 +1,4 @@
-"""`tonnage plan -- python train.py`: advise which settings of a script to change.
+"""`tonnage plan -- python train.py`: plan which settings of a script to change.
 
 The script is dry-run as it is, a plan is made for the job that it was seen to be, and the script is dry-run again
 with the settings of the plan.  A setting is given by the script's own flag; if there is none, it is put into the
@@ -33,7 +33,10 @@ from tonnage.planner.solve import search
 from tonnage.planner.trial_runner import Failure, TrialRunner
 from tonnage.plans import HEADROOM, Plan
 from tonnage.script import dry_run, launchers
-from tonnage.script.changes import (
+from tonnage.script.command import find_flag, set_value
+from tonnage.script.facts import Facts, NotUnderstood, Understood, describe_recognised, understood
+from tonnage.script.ladder import list_rungs
+from tonnage.script.setting_changes import (
     Change,
     Setting,
     compute_added_seconds,
@@ -42,16 +45,13 @@ from tonnage.script.changes import (
     list_changes,
     price_step,
 )
-from tonnage.script.command import find_flag, set_value
-from tonnage.script.facts import Facts, NotUnderstood, Understood, describe_recognised, understood
-from tonnage.script.ladder import list_rungs
 from tonnage.trainers import engine_of
 from tonnage.units import format_gib
 
 Progress = Callable[[str], None]
 
 MOST_TRIES: Final = 3
-"""Plans that are tried on the script before the advice is that none fits."""
+"""Plans that are tried on the script before the answer is that none fits."""
 
 MOST_RUNGS: Final = 5
 """Runs of a script that no plan can be made for, with one rung of the ladder each."""
@@ -126,7 +126,7 @@ class Tried:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advice:
+class ScriptPlan:
     """The answer for a script: the settings to change."""
 
     command: tuple[str, ...]
@@ -205,7 +205,7 @@ class Advice:
         }
 
 
-def advise(asked: Asked, progress: Progress = lambda text: None) -> Advice:
+def plan_script(asked: Asked, progress: Progress = lambda text: None) -> ScriptPlan:
     """Run the script, plan for the job that it is, and run it again with the settings of the plan.
 
     Raises TrialFailed if the script itself fails, UsageError for a contradictory question, GhostUnavailable.
@@ -227,27 +227,27 @@ def advise(asked: Asked, progress: Progress = lambda text: None) -> Advice:
 
 def _try_plans(
     asked: Asked, facts: Facts, now: Understood, runner: TrialRunner, common: dict[str, Any], progress: Progress
-) -> Advice:
-    """Return the advice of the fastest plan that fits when the script itself runs it.
+) -> ScriptPlan:
+    """Return the settings of the fastest plan that fits when the script itself runs it.
 
     One that fits without the headroom is kept, in case that no plan after it leaves more.
     """
     question = _make_question(asked, now, facts)
     failed: list[Refused] = []
     present = Candidate(job=now.job, plan=now.plan)
-    advice: Advice | None = None
-    barely: Advice | None = None
+    script_plan: ScriptPlan | None = None
+    barely: ScriptPlan | None = None
     for _ in range(MOST_TRIES):
         solution = search(question, runner, top=1, explain=False, progress=progress)
-        if not solution.plans and advice is None:
-            return Advice(**common, now=now, solution=solution)
+        if not solution.plans and script_plan is None:
+            return ScriptPlan(**common, now=now, solution=solution)
         if not solution.plans:
             break
         best = solution.plans[0].candidate
         progress("running the plan without each change, to see its effect")
         changes = list_changes(now, best, facts, question, runner, asked.command)
         changes = _sort_by_effect(changes, common["before"], asked)
-        advice = Advice(
+        script_plan = ScriptPlan(
             **common,
             now=now,
             solution=solution,
@@ -257,16 +257,16 @@ def _try_plans(
             step_seconds=(price_step(present, question), price_step(best, question)),
         )
         if not changes:
-            return advice
+            return script_plan
         try:
-            advice = replace(advice, after=try_changes(asked, facts, changes, progress))
+            script_plan = replace(script_plan, after=try_changes(asked, facts, changes, progress))
         except TrialFailed as error:
-            return replace(advice, failed=(*failed, Refused(what=describe(best), why=str(error))))
-        peak = advice.answer.peak.process_bytes
-        if advice.has_room(advice.answer):
-            return advice
-        if advice.answer.fits:
-            barely = barely or advice
+            return replace(script_plan, failed=(*failed, Refused(what=describe(best), why=str(error))))
+        peak = script_plan.answer.peak.process_bytes
+        if script_plan.has_room(script_plan.answer):
+            return script_plan
+        if script_plan.answer.fits:
+            barely = barely or script_plan
         else:
             why = f"does not fit: the script itself needs more than {format_gib(peak)}"
             failed.append(Refused(what=describe(best), why=why))
@@ -274,8 +274,8 @@ def _try_plans(
         question = replace(question, headroom=min(question.headroom + max(excess, LEAST_FURTHER), 0.9))
     if barely is not None:
         return replace(barely, failed=tuple(failed))
-    assert advice is not None
-    return replace(advice, after=None, failed=tuple(failed))
+    assert script_plan is not None
+    return replace(script_plan, after=None, failed=tuple(failed))
 
 
 def _make_question(asked: Asked, now: Understood, facts: Facts) -> Question:
@@ -399,7 +399,8 @@ def _list_unexpressed(best: Candidate, facts: Facts, question: Question, runner:
 def _list_stronger(best: Candidate, cluster: Cluster) -> Iterator[tuple[str, str, Any]]:
     """Yield the values that keep less in memory than the plan's own: technique in words, option and value."""
     plan = best.plan
-    for name, value in free_choices(best.job, plan, cluster).items():
+    sparing = {"loss": "chunked"} if plan.loss == "plain" else {}
+    for name, value in {**free_choices(best.job, plan, cluster), **sparing}.items():
         if getattr(plan, name) != value:
             yield f"{spell_option(name)}={value}", name, value
     for name, values in ORDER.items():
@@ -423,13 +424,13 @@ def has_no_setting(name: str, value: Any, job: Job, plan: Plan, facts: Facts, cl
     )
 
 
-def _try_rungs(asked: Asked, facts: Facts, why: str, common: dict[str, Any], progress: Progress) -> Advice:
-    """Return the advice of the first rung of settings with which the script fits.
+def _try_rungs(asked: Asked, facts: Facts, why: str, common: dict[str, Any], progress: Progress) -> ScriptPlan:
+    """Return the settings of the first rung of settings with which the script fits.
 
     For a loop of the script's own these are the settings of the allocator alone.
     """
-    advice = Advice(**common, why_not=why, by_trial=facts.trainer is not None)
-    fits = advice.has_room(advice.before)
+    script_plan = ScriptPlan(**common, why_not=why, by_trial=facts.trainer is not None)
+    fits = script_plan.has_room(script_plan.before)
     failed: list[Refused] = []
     for rung in itertools.islice(list_rungs(facts, asked.command, fits=fits), MOST_RUNGS):
         words = "; ".join(str(setting) for change in rung for setting in change.settings)
@@ -438,10 +439,11 @@ def _try_rungs(asked: Asked, facts: Facts, why: str, common: dict[str, Any], pro
         except TrialFailed as error:
             failed.append(Refused(what=words, why=str(error)))
             continue
-        advice = replace(advice, changes=_with_saved_bytes(rung, advice.before, after.estimate), after=after)
-        if advice.has_room(after.estimate):
+        changes = _with_saved_bytes(rung, script_plan.before, after.estimate)
+        script_plan = replace(script_plan, changes=changes, after=after)
+        if script_plan.has_room(after.estimate):
             break
-    return replace(advice, failed=tuple(failed))
+    return replace(script_plan, failed=tuple(failed))
 
 
 def _with_saved_bytes(changes: tuple[Change, ...], before: Estimate, after: Estimate) -> tuple[Change, ...]:

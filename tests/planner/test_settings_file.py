@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tonnage.catalog.devices import parse_cluster
-from tonnage.planner.changes import Change, _list_changes
+from tonnage.planner.settings_file import Change, _list_changes
 from tonnage.planner.solution import Candidate
 from tonnage.trainers import reading
 from tonnage.trainers.cases import request

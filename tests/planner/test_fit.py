@@ -1,11 +1,9 @@
 """Host memory: its bound, its limit, and files where it is not enough."""
 
-import subprocess
 from dataclasses import replace
 
 import pytest
 
-from commands import TONNAGE
 from solutions import FormulaRunner, question
 from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
@@ -13,12 +11,12 @@ from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
 from tonnage.estimates.estimate import Estimate, Host
 from tonnage.estimates.predict import estimate
-from tonnage.planner.fit import host_bytes
+from tonnage.planner.fit import fits_host
 from tonnage.planner.pricing import bound_candidate
 from tonnage.planner.solution import Candidate
 from tonnage.planner.solve import search
 from tonnage.plans import Plan
-from tonnage.report.plans import on_host
+from tonnage.report.wording import host_verdict
 from tonnage.units import GIB
 
 ON_HOST = {
@@ -35,8 +33,10 @@ class WithHost(FormulaRunner):
     def _answer(self, candidate: Candidate, cluster: Cluster) -> Estimate:  # type: ignore[override]
         each = bound_candidate(candidate, cluster).host_bytes // cluster.gpus_per_node
         made = super()._answer(candidate, cluster)
-        made = replace(made, host=Host(peak_bytes=GIB // 4 + each * 3 // 2, pinned_bytes=0, managed_bytes=0))
-        return replace(made, cluster={**made.cluster, "gpus_per_node": cluster.gpus_per_node})
+        peak, ranks = GIB // 4 + each * 3 // 2, cluster.gpus_per_node
+        host = Host(peak_bytes=peak, pinned_bytes=0).with_machine(peak * ranks, {}, cluster.host_limit_bytes)
+        stated = {"gpus_per_node": ranks, "host_memory_bytes": cluster.host_memory_bytes}
+        return replace(made, cluster={**made.cluster, **stated}).with_host(host)
 
 
 def planned(memory_bytes: int | None, **asked):
@@ -64,15 +64,14 @@ def test_host_bound_computed_by_hand():
 @pytest.mark.ghost
 @pytest.mark.parametrize("name", ON_HOST)
 def test_host_bound_is_below_the_peak(worker, name):
-    """The peak is counted above that of the same plan without offload."""
+    """What is pinned and kept in tensors is counted above that of the same plan without offload."""
     gpu, plan = ON_HOST[name]
     job, cluster = question("smollm2-135m").job, parse_cluster(gpu)
     on_card = replace(plan, activation_offload="none", optimizer_offload="none", param_offload="none")
-    held, without = (
-        host_bytes(estimate(Case(job, one, cluster), worker=worker, rank=0).estimate) for one in (plan, on_card)
-    )
+    runs = [estimate(Case(job, one, cluster), worker=worker, rank=0).estimate for one in (plan, on_card)]
+    held, without = (run.ranks[0]["host"]["pinned"] + run.ranks[0]["host"]["tensors"] for run in runs)
     bound = bound_candidate(Candidate(job=job, plan=plan), cluster).host_bytes
-    assert 0 < bound <= held - without
+    assert 0 < bound <= (held - without) * cluster.gpus_per_node
 
 
 def test_small_activations_stay_on_the_card():
@@ -84,23 +83,32 @@ def test_small_activations_stay_on_the_card():
 def test_no_files_without_stated_host_memory():
     best = planned(None, **CARD).plans[0].candidate.plan
     assert best.optimizer_offload == "cpu"
-    assert "--host-memory would limit" in on_host(planned(None, **CARD).plans[0], None)
+    assert host_verdict(planned(None, **CARD).plans[0].estimate) == (
+        "Host memory fits: a machine with H100-80GB needs 17.34 GiB and usually has 31.00 GiB."
+    )
 
 
-def test_unstated_host_memory_has_a_limit():
+def test_unstated_host_memory_is_what_is_usual_with_the_card():
     """12 bytes for each of 405 billion weights are 4.4 TiB."""
     asked = {"gpu": "8xh100-80gb", "model": "llama-3.1-405b", "seq_len": 512}
     alone = search(question(**asked), WithHost(), explain=False)
     assert alone.status == "too_large"
     why = {refused.what: refused.why for refused in alone.refused}["offload to the host"]
     assert why == (
-        "needs at least 4535.77 GiB of host memory on each machine, more than the largest have for so many GPUs, "
-        "4096.00 GiB (--host-memory says what yours has)"
+        "needs at least 4535.77 GiB of host memory on each machine, machines with 8 x h100-80gb usually have "
+        "1880.00 GiB (--host-memory says what yours has)"
     )
     said = search(question(host_memory_bytes=16 * 2**40, **asked), WithHost(), explain=False)
     assert said.plans[0].candidate.plan.param_offload == "cpu"
-    limits = [question("llama-3.2-1b", gpu=gpu).host_limit_bytes for gpu in ("t4", "2x8xt4", "72xgb200")]
-    assert limits == [512 * GIB, 4096 * GIB, 36864 * GIB]
+    assert alone.nearest is not None
+    assert question(**asked).cluster.host_limit_bytes == 8 * 235 * GIB
+
+
+def test_a_card_with_unknown_machines_has_no_limit():
+    """RTX A5000: 24 GB, in no machine of the catalog."""
+    asked = question("llama-3.1-8b", gpu="rtx-a5000", without=("param-offload",))
+    assert asked.cluster.host_limit_bytes is None
+    assert fits_host(2**60, asked)
 
 
 def test_files_are_used_if_the_host_is_too_small():
@@ -113,14 +121,14 @@ def test_files_are_used_if_the_host_is_too_small():
     assert why == "needs at least 9.21 GiB of host memory on each machine, which has 4.00 GiB"
     large = planned(64 * GIB, **CARD).plans[0]
     assert large.candidate.plan.optimizer_offload == "cpu"
-    assert "of 64.00 GiB" in on_host(large, 64 * GIB)
+    assert host_verdict(large.estimate).endswith("and has 64.00 GiB.")
 
 
 def test_whole_run_decides_about_the_host():
     """With more than the bound (9.21 GiB) and less than a run needs (14.06 GiB) a plan is run and refused."""
     middle = planned(10 * GIB, **CARD)
     assert middle.plans[0].candidate.plan.optimizer_offload == "nvme"
-    assert any("needs 14.06 GiB of host memory on each machine" in refused.why for refused in middle.refused)
+    assert any("of host memory on each machine, which has 10.00 GiB" in refused.why for refused in middle.refused)
 
 
 def test_more_host_memory_is_a_remedy():
@@ -137,10 +145,3 @@ def test_more_host_memory_is_a_remedy():
 def test_host_memory_without_unit_raises():
     with pytest.raises(UsageError, match="less than 1 MiB; give its unit too, such as 256GiB"):
         question(host_memory_bytes=256)
-
-
-def test_host_memory_is_refused_for_scripts():
-    command = [*TONNAGE, "plan", "--gpu", "t4", "--host-memory", "8GiB", "--", "python", "train.py"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "--host-memory is for a MODEL" in done.stderr

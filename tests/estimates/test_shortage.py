@@ -1,7 +1,7 @@
 """The numbers of PyTorch's out-of-memory message are parsed."""
 
 import estimates
-from tonnage.report.shortage import Shortage, shortage
+from tonnage.estimates.shortage import Shortage, shortage
 from tonnage.units import GIB, MIB
 
 

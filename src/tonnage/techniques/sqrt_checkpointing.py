@@ -169,4 +169,4 @@ def _tensors(output: Any) -> list[Any]:
     return [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
 
 
-SEGMENTS: Final = Technique(option="checkpointing", values=("sqrt",), accepts=accepts, apply=apply)
+SQRT_CHECKPOINTING: Final = Technique(option="checkpointing", values=("sqrt",), accepts=accepts, apply=apply)
