@@ -19,6 +19,7 @@ from tonnage.catalog.optimizers import find_optimizer
 from tonnage.mesh import SHARDING
 from tonnage.step import model as models
 from tonnage.step.step import trainable
+from tonnage.techniques import activation_offload, budget, sqrt_checkpointing
 from tonnage.techniques.attention import NETWORKS_OWN
 from tonnage.techniques.precision import DTYPE_NAMES
 
@@ -151,15 +152,13 @@ def _is_checkpointed(module: nn.Module) -> bool:
     while forward is not None:
         function = getattr(forward, "func", None)
         owner = type(getattr(function, "__self__", None)).__module__
-        if function is checkpoint or owner.endswith((".segments", ".budget")):
+        if function is checkpoint or owner in (budget.__name__, sqrt_checkpointing.__name__):
             return True
         forward = getattr(forward, "__wrapped__", None)
     return False
 
 
 def _look_for_offload(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
-    from tonnage.techniques import activation_offload
-
     own = vars(activation_offload)
     count = sum(getattr(vars(module).get("forward"), "__globals__", None) is own for module in ready.model.modules())
     if plan.checkpointing.startswith("budget") and plan.activation_offload == "cpu-streamed":
