@@ -11,10 +11,17 @@ from networks import one_thread  # noqa: F401
 from real_text import IGNORED, ROW, batches, network
 from tonnage import Plan
 from tonnage.errors import UsageError
+from tonnage.techniques import chunked_loss, fused_loss
 from tonnage.train import labels
 
 LOSSES = ("plain", "chunked", "fused", "torch")
 USUAL = {"lr": 0.1}
+
+
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (chunked_loss, fused_loss):
+        monkeypatch.setattr(module, "CHUNK_TOKENS", 10)
 
 
 def uneven(steps: int) -> list[list[dict[str, torch.Tensor]]]:

@@ -11,12 +11,16 @@ import tonnage
 from networks import one_thread  # noqa: F401
 from real_text import batches, network
 from tonnage import Job, Plan
+from tonnage.techniques import activation_offload, chunked_loss, disk, fused_loss
 from tonnage.train.trainable import StepResult, Trainable
 
 STEPS = 5
 EXACT = 0.0
 SUMMED = 1e-6
 """fp32: the loss is summed slice by slice, in another order than by one kernel."""
+
+CAST = 2e-3
+"""bf16: one product for each slice rounds apart from one product for all; a weight moves by 5e-3 in five steps."""
 
 PLANS: dict[str, tuple[dict[str, Any], float]] = {
     "fp32": ({}, EXACT),
@@ -32,6 +36,11 @@ PLANS: dict[str, tuple[dict[str, Any], float]] = {
         )
     },
     **{f"activations {place}": ({"activation_offload": place}, EXACT) for place in ("cpu", "cpu-streamed", "nvme")},
+    **{
+        f"{precision}, loss {kind}": ({"precision": precision, "loss": kind}, tolerance)
+        for precision, tolerance in (("bf16-mixed", CAST), ("bf16-true", CAST))
+        for kind in ("chunked", "fused")
+    },
     "activations cpu-streamed, checkpointing full": (
         {"activation_offload": "cpu-streamed", "checkpointing": "full"},
         EXACT,
@@ -66,6 +75,15 @@ def alone() -> Any:
     yield
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make tensors of a tiny network large enough to be sent to the host, and its tokens several slices."""
+    for module in (activation_offload, disk):
+        monkeypatch.setattr(module, "SMALL_BYTES", 1)
+    for module in (chunked_loss, fused_loss):
+        monkeypatch.setattr(module, "CHUNK_TOKENS", 10)
 
 
 def hyperparameters(plan: Plan) -> dict[str, Any]:
