@@ -75,7 +75,7 @@ LEFT_OUT = {
 @pytest.mark.parametrize("engine", ENGINES)
 def test_whatever_is_accepted_is_tried_or_left_out_for_a_reason(engine, monkeypatch):
     monkeypatch.setattr("tonnage.trainers.engine.Engine.missing", lambda self: iter(()))
-    for module in ("hf_trainer.run", "trl.run", "accelerate.run", "deepspeed.run", "axolotl.run"):
+    for module in ("liger", "hf_trainer.run", "trl.run", "accelerate.run", "deepspeed.run", "axolotl.run"):
         with_packages = f"tonnage.trainers.{module}.find_version"
         monkeypatch.setattr(with_packages, lambda package: "1.0", raising=False)
     monkeypatch.setattr("tonnage.techniques.fused_loss.find_spec", lambda package: package)

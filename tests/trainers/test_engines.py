@@ -244,6 +244,23 @@ def test_sft_refuses_other_networks_by_its_own_name(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("method", "plan", "said"),
     [
+        ("qlora", {"precision": "fp16-mixed"}, "fp16's scaler cannot unscale"),
+        ("lora", {"precision": "fp16-mixed"}, ""),
+        ("lora", {"weights_dtype": "bf16"}, "leave weights-dtype out"),
+        ("full", {"weights_dtype": "bf16"}, ""),
+    ],
+)
+def test_adapters_of_trl_have_its_own_dtype(method, plan, said, monkeypatch) -> None:
+    monkeypatch.setattr(engine, "find_version", lambda package: "1.0")
+    plan = Plan(engine="trl", loss="chunked", **plan)
+    found = refused(engine_of(plan), plan, tiny_job(method=method))
+    assert said in found
+    assert bool(found) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("method", "plan", "said"),
+    [
         ("full", {"precision": "bf16-mixed"}, "choose precision bf16-true or fp32"),
         ("full", {"precision": "fp16-mixed"}, "choose precision fp32, or method lora"),
         ("lora", {"precision": "bf16-true"}, "choose precision bf16-mixed, fp16-mixed or fp32"),

@@ -32,6 +32,9 @@ SHORTEST: Final = 512
 
 _JOB_FIELDS: Final = frozenset(item.name for item in fields(Job))
 
+_OFFLOADS: Final = frozenset(("activation_offload", "optimizer_offload", "param_offload"))
+"""Options that move data to the host."""
+
 _LISTED: Final = ("adamw", "adamw-foreach")
 """Optimizers whose update makes temporaries as large as the parameters."""
 
@@ -48,8 +51,11 @@ class Change:
     """Other cards; None: the same."""
     changes_mathematics: bool = False
     """True if training computes something else, or sees other data in a step."""
-    is_slow: bool = False
-    """True if the host's link or its cores then decide how long a step takes."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Return True if the host's link or its cores then decide how long a step takes."""
+        return not _OFFLOADS.isdisjoint(self.options)
 
     def after(self, first: Change) -> Change:
         """Return both changes as one, where `first` was made before."""
@@ -58,7 +64,6 @@ class Change:
             limit_bytes=first.limit_bytes + self.limit_bytes,
             cluster=self.cluster or first.cluster,
             changes_mathematics=first.changes_mathematics or self.changes_mathematics,
-            is_slow=first.is_slow or self.is_slow,
         )
 
 
@@ -139,13 +144,15 @@ def _change_activations(case: Case, peak: Peak) -> Iterator[Change]:
         yield Change(options={"checkpointing": "full"}, limit_bytes=kept)
     if plan.activation_offload == "none":
         places = (
-            Change(options={"activation_offload": where}, limit_bytes=kept, is_slow=True)
-            for where in ("cpu-streamed", "cpu")
+            Change(options={"activation_offload": where}, limit_bytes=kept) for where in ("cpu-streamed", "cpu")
         )
         yield from itertools.islice((change for change in places if apply(change, case) is not None), 1)
     free = case.cluster.gpus // (plan.tp * plan.pp * plan.cp)
     if plan.cp == 1 and free >= 2:
-        yield Change(options={"cp": 2}, limit_bytes=_passing(peak) // 2, changes_mathematics=plan.shard != "none")
+        options: dict[str, Any] = {"cp": 2}
+        if case.job.global_batch_tokens is None:  # half as many ranks have batches of their own
+            options["grad_accum"] = 2 * case.job.grad_accum
+        yield Change(options=options, limit_bytes=_passing(peak) // 2)
 
 
 def resize_batch(case: Case, micro_batch: int, peak: Peak) -> Change:
@@ -205,12 +212,11 @@ def _offload_states(case: Case, peak: Peak) -> Iterator[Change]:
         yield Change(
             options={"optimizer_offload": "cpu"},
             limit_bytes=_held(peak, "optimizer_state", "gradient") + temporaries,
-            is_slow=True,
         )
     if plan.param_offload == "none":
         sharded = {} if plan.shard in SHARDING else {"shard": "zero3"}
         limit = _held(peak, "parameter", "gradient", "optimizer_state") + temporaries
-        yield Change(options={**sharded, "param_offload": "cpu"}, limit_bytes=limit, is_slow=True)
+        yield Change(options={**sharded, "param_offload": "cpu"}, limit_bytes=limit)
 
 
 def _change_method(case: Case, peak: Peak) -> Iterator[Change]:

@@ -173,7 +173,7 @@ class Trials:
         If all of them need other cards, also the one that comes nearest on these.
         """
         gaining = [one for one in self._tried if self._gains(one)]
-        fitting = [one for one in gaining if one.fits and not self._contains_fitting(one)]
+        fitting = [one for one in gaining if one.fits and not self._contains_fitting(one) and not self._is_worse(one)]
         if any(one.change.cluster is None for one in fitting):
             return sorted(fitting, key=_order)[:SHOWN]
         missed = (one for one in gaining if not one.fits)
@@ -249,6 +249,20 @@ class Trials:
             for one in self._tried
         )
 
+    def _is_worse(self, tried: Tried) -> bool:
+        """Return True if another of no more changes fits as well, with the same mathematics, less memory and time."""
+        if tried.change.cluster is not None or tried.step_seconds is None:
+            return False
+        rivals = (one for one in self._tried if one.fits and one.change.cluster is None and one is not tried)
+        return any(
+            one.step_seconds is not None
+            and _mathematics(one.case) == _mathematics(tried.case)
+            and _count(one.change) <= _count(tried.change)
+            and one.step_seconds <= tried.step_seconds
+            and one.peak_bytes < tried.peak_bytes
+            for one in rivals
+        )
+
     def _gains(self, tried: Tried) -> bool:
         return tried.peak_bytes < self._peak.process_bytes or tried.change.cluster is not None
 
@@ -294,7 +308,9 @@ class Trials:
         """Yield the changes that are accepted and not refused, with their cases."""
         for change in changes:
             if self._accepts(change) and (case := apply(change, self._case)) is not None:
-                yield change, case
+                differs = _mathematics(case) != _mathematics(self._case)
+                is_other_batch = change.cluster is not None and change.changes_mathematics
+                yield replace(change, changes_mathematics=differs or is_other_batch), case
 
     def _new(self, changes: Iterable[Change]) -> Iterator[tuple[Change, Case]]:
         """Yield those of the changes that were not tried, with their cases."""
@@ -331,10 +347,15 @@ _SAME_ADAMW: Final = ("adamw", "adamw-loop", "adamw-foreach", "adamw-fused")
 """Implementations of one optimizer."""
 
 
+def _count(change: Change) -> int:
+    """Return how many changes it is; options that go together are one."""
+    return len(change.options) - sum(names <= change.options.keys() for names in _ONE_CHANGE)
+
+
 def _order(tried: Tried) -> tuple[bool, bool, bool, int, float]:
     """Return the sort key: the same cards and mathematics first, nothing on the host, few changes, fast steps."""
     change, seconds = tried.change, tried.step_seconds
-    count = len(change.options) - sum(names <= change.options.keys() for names in _ONE_CHANGE)
+    count = _count(change)
     return (
         change.cluster is not None,
         change.changes_mathematics,

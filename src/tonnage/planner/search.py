@@ -102,7 +102,7 @@ class Search:
     def _search_places(self, top: int, doubtful: bool) -> None:
         """Search where plans may keep data, one place after the other, until there are plans that fit."""
         for place in self.question.places:
-            if self.refusals.only_failures and not self.counts["below_bound"]:
+            if self.refusals.only_failures:
                 return  # none lacked memory, which is all that another place would give
             candidates = list(list_candidates(self.question, **place))
             if candidates:

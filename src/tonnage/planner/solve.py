@@ -90,7 +90,7 @@ def _search(
     try:
         plans.run(top)
         question = plans.narrowed
-        if not plans.found:
+        if not plans.found and not plans.refusals.only_failures:
             plans.try_smallest(list_smallest(question))
         add_budgets(plans, top)
         has_moved = prefer_room(plans)

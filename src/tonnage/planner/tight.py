@@ -7,6 +7,7 @@ leaves less than `LEAST_FREE` loses to one that leaves more and is slower by les
 
 from __future__ import annotations
 
+from itertools import islice, takewhile
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -30,9 +31,12 @@ def find_barely_fitting(search: Search) -> Fitting | None:
         return None
     capacity, known = search.question.cluster.device.capacity_bytes, set(search.near)
     limit = (1 - FASTER) * search.found[0].priced.seconds_per_token if search.found else inf
-    untried = (one for one in search.pool.order if one not in search.pool.tried and search.pool.is_possible(one))
-    expected = [one for one in untried if search.pool.expectation.bytes(one) <= capacity]
-    candidates = [one for one in {**dict.fromkeys(search.near), **dict.fromkeys(expected)} if _seconds(one) < limit]
+    faster = takewhile(lambda one: _seconds(one) < limit, search.pool.order)
+    untried = (one for one in faster if one not in search.pool.tried)
+    expectation = search.pool.expectation
+    hopeful = [one for one in untried if expectation.bytes(one) * (1 - expectation.error(one)) <= capacity]
+    expected = islice(filter(search.pool.is_possible, sorted(hopeful, key=expectation.bytes)), _MOST_RUNS)
+    candidates = {one for one in (*search.near, *expected) if _seconds(one) < limit}
     for priced in sorted(candidates, key=lambda one: (_seconds(one), one not in known))[:_MOST_RUNS]:
         run = _run(search, priced)
         if run is not None and run.fits:
