@@ -88,7 +88,7 @@ class Tried:
     case: Case
     """The changed case."""
     estimate: Estimate
-    """Of the changed case: on its cards if it fits, else on cards without a limit."""
+    """The estimate of the changed case: on its cards if it fits, else on cards without a limit."""
     fits: bool
 
     @property
