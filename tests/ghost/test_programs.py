@@ -554,7 +554,7 @@ def test_how_large_a_result_of_computed_values_is_taken_to_be(dry_run: Any) -> N
         "close": True,
         "drawn": [[600, 1000]] * 3,
     }
-    said = "unique of computed values finds one (of rows all), bincount and one_hot of computed classes one"
+    said = "unique of computed values finds one value (of rows: all), and bincount and one_hot find one class"
     assert said in estimate.coverage.assumed
     assert "conditions that were computed and checked hold" in estimate.coverage.assumed
 

@@ -1,4 +1,4 @@
-"""What to change in a case that does not fit, or fits only barely.
+"""Changes for a case that does not fit, or fits only barely.
 
 Four places propose something:
 

@@ -31,7 +31,7 @@ WORKERS: Final = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the user asked, so that a command with a change in it can be spelled."""
+    """The question as the user asked it, so that a command with a change in it can be spelled."""
 
     model: str
     """The model as typed."""

@@ -57,4 +57,4 @@ def _keep_batch(case: Case, times: int) -> dict[str, Any] | None:
 
 
 _LEAN: Final = {"checkpointing": "full", "loss": "chunked", "optimizer": "adamw-fused"}
-"""What makes room for a share of the states at little cost."""
+"""Options that make room for a share of the states at little cost."""

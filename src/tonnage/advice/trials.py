@@ -88,7 +88,7 @@ class Tried:
     case: Case
     """The changed case."""
     estimate: Estimate
-    """Of the changed case: on its cards if it fits, else on cards without a limit."""
+    """The estimate of the changed case: on its cards if it fits, else on cards without a limit."""
     fits: bool
 
     @property
@@ -161,11 +161,17 @@ class Trials:
             if change in leading or change.changes_mathematics or change.limit_bytes >= missing_bytes
         )
         self._enlarge_batch()
-        self._try_hardware()
         for number in range(_ROUNDS):
             groups = self._open_groups(is_first=number == 0)
             self._try([pair for group in groups for pair in self._list_further(group)])
-        self._try(self._list_smaller())
+        if self._spent_seconds < 2 * _PATIENCE_SECONDS:
+            self._try(self._list_smaller())
+        if not any(one.fits and not one.change.changes_mathematics for one in self._tried):
+            self._try_hardware()
+
+    @property
+    def _spent_seconds(self) -> float:
+        return time.monotonic() - self._began
 
     def best(self) -> list[Tried]:
         """Return the changes to show: those that fit, the smallest first.
@@ -201,7 +207,6 @@ class Trials:
 
     def _open_groups(self, *, is_first: bool) -> Iterator[list[Tried]]:
         """Yield the tried changes with the same mathematics, where not enough of them fit and time is left."""
-        spent = time.monotonic() - self._began
         groups: dict[str, list[Tried]] = {}
         for one in self._tried:
             if one.change.cluster is None:
@@ -210,7 +215,7 @@ class Trials:
             keeps = not members[0].change.changes_mathematics
             fitting = sum(one.fits and not one.change.is_slow for one in members)
             patience = _PATIENCE_SECONDS if fitting or not keeps else _MOST_SECONDS
-            if fitting < (_ENOUGH if keeps else 1) and (is_first or spent < patience):
+            if fitting < (_ENOUGH if keeps else 1) and (is_first or self._spent_seconds < patience):
                 yield members
 
     def _list_further(self, group: Sequence[Tried]) -> Iterator[tuple[Change, Change]]:

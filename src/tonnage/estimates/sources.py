@@ -236,7 +236,10 @@ def _open_meta(options: Options, stack: ExitStack) -> Source:
 
 
 SOURCES: Final[Mapping[str, Callable[[Options, ExitStack], Source]]] = {"ghost": _open_ghost, "meta": _open_meta}
-"""Values of `--source`.  `real` Traces are recorded, not estimated."""
+"""The sources that `--source` can choose.
+
+`real` is a `Trace.source` but not one of these: such a Trace was recorded on a real GPU and is only read.
+"""
 
 
 def open_source(name: str, case: Case, options: Options, stack: ExitStack) -> Source:

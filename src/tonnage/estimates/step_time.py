@@ -59,11 +59,11 @@ def price_of_run(estimate: Estimate, case: Case) -> Timing:
         return price(case)
     streams = plan.activation_offload == "cpu-streamed"  # the budget sends only what it can overlap
     offload = "none" if streams else plan.activation_offload
-    none, full, selective = (
+    without, with_full, selective = (
         price(Case(case.job, replace(plan, checkpointing=kind, activation_offload=offload), case.cluster))
         for kind in ("none", "full", "selective")
     )
-    return blend_recomputation(none, full, selective, run_again)
+    return blend_recomputation(without, with_full, selective, run_again)
 
 
 def needs_counting(case: Case) -> bool:

@@ -94,7 +94,10 @@ def _with_needed(estimate: Estimate, whole: Estimate) -> Estimate:
 
 
 def _try_settings(asked: Asked, whole: Run, progress: Progress, most_seconds: float) -> Iterator[Tried]:
-    """Yield runs of the script with other settings that gain something, until one fits or the time is over."""
+    """Yield runs of the script with other settings that gain something, until one fits or the time is over.
+
+    A run that ends out of memory is not among them: what all of its steps need is not known.
+    """
     facts = Facts.of(whole.traces[0])
     began = time.monotonic()
     for changes in _list_settings(asked, facts, whole.estimate, progress):
@@ -102,7 +105,8 @@ def _try_settings(asked: Asked, whole: Run, progress: Progress, most_seconds: fl
             tried = try_changes(asked, facts, changes, progress)
         except TrialFailed:
             continue
-        if tried.estimate.peak.process_bytes < whole.estimate.peak.process_bytes and not tried.not_taken:
+        gains = tried.estimate.peak.process_bytes < whole.estimate.peak.process_bytes
+        if tried.estimate.fits_card and gains and not tried.not_taken:
             yield tried
         if tried.estimate.fits or time.monotonic() - began > most_seconds:
             return

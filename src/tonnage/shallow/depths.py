@@ -1,4 +1,12 @@
-"""Shallow networks that replace one of many equal layers: their depths, and whether that saves time."""
+"""Depths of the shallow networks that stand for a deep one with many equal layers.
+
+Two uses, with different depths:
+
+- probes: two runs give approximately what the whole network needs (`choose_probe_depths`)
+- assembly: the exact requests of the whole are made from those of three runs (`choose_assembly_depths`)
+
+Both return None where the whole network runs as fast as the shallow ones.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +25,7 @@ from tonnage.plans import Plan
 from tonnage.techniques.activation_offload import AHEAD, LEAVING
 
 WORTH: Final = 3
-"""The deeper of two runs that only compare must have at most this fraction (1 / WORTH) of the layers, or the
-whole runs.
-"""
+"""Probes are made if the network has at least this many times the layers of the deeper probe; else it runs whole."""
 
 ENOUGH_BYTES: Final = 2**40
 """1 TiB: a GPU on which nearly everything fits, so that a peak can be measured.  Expandable segments reserve
@@ -33,11 +39,12 @@ _LEAST: Final = 2
 """Layers of the shallowest run: the first and the last layer of a network differ from those between."""
 
 _LEAST_SHARDED: Final = 3
-"""The same if weights are gathered: buffers for several layers are in use at once, whatever the depth."""
+"""Layers of the shallowest run if weights are gathered: buffers for several layers are in use at once."""
 
 _WORTH_OF_STAGES: Final = 2
-"""Three runs of a pipeline's stage must have at most this fraction (1 / _WORTH_OF_STAGES) of all its layers, or
-all are run: each run has a fixed cost, for which a stage has few layers.
+"""A pipeline is assembled if it has at least this many times the layers of the three runs together.
+
+Each run has a fixed cost, and a stage has few layers to save.
 """
 
 _DEPTH_FIELDS: Final = ("num_hidden_layers", "n_layer", "n_layers")
@@ -73,8 +80,9 @@ _IRREGULAR_CHECKPOINTING: Final = ("budget", "sqrt")
 
 
 def choose_probe_depths(job: Job, plan: Plan) -> tuple[int, int] | None:
-    """Return the depths of two runs that tell approximately what all layers need; None if the whole network runs
-    as fast.
+    """Return the depths of two probes, from which the need of the whole network is extrapolated.
+
+    None if the layers follow no pattern, or if the whole network runs as fast (`WORTH`).
     """
     pattern = _first_and_period(job, plan)
     if pattern is None:
@@ -86,11 +94,16 @@ def choose_probe_depths(job: Job, plan: Plan) -> tuple[int, int] | None:
 
 
 def choose_assembly_depths(job: Job, plan: Plan) -> tuple[int, int, int] | None:
-    """Return the depths of three runs from which the whole follows; None if the whole network runs as fast.
+    """Return the depths of three runs, from which the requests of the whole network are assembled.
 
-    Layers that are neither sharded nor adapted take hardly longer than requesting their memory again, except in a
-    pipeline, which passes many micro-batches through them.  Vision or audio towers are in each of the three runs.
-    For an encoder and a decoder three runs are no faster than all, and give the requests of only some families.
+    None if the whole network runs as fast:
+
+    - Its layers are neither sharded, parallel nor adapted.  Running such a layer takes hardly longer than requesting
+      its memory again.
+    - The three runs together have more layers than it.  A vision or audio tower counts in each of them.
+    - It has an encoder and a decoder.  Three runs then save nothing, and can be assembled for some families only.
+
+    None also if the layers follow no pattern or the steps differ (`is_repetitive`).
     """
     pattern = _first_and_period(job, plan)
     slow = plan.shard in SHARDING or job.method != "full" or max(plan.tp, plan.pp, plan.cp, plan.ep) > 1
@@ -108,18 +121,18 @@ def choose_assembly_depths(job: Job, plan: Plan) -> tuple[int, int, int] | None:
 
 
 def _least_layers_of_stage(plan: Plan) -> int:
-    """Return the least layers of a stage, whose first and last layer differ from those between.
+    """Return the least number of layers of a stage: its first and its last layer, which differ from the others.
 
-    Three behave as more do if weights are gathered for each pass, or a rank has several stages.
+    If weights are gathered for each pass, or a rank has several stages, one layer between them is needed as well.
     """
     return 3 if plan.shard in ("zero3", "hsdp") or plan.pp_schedule == "interleaved" else 2
 
 
 def layers_of(job: Job) -> int:
-    """Return the number of layers of the network, of its text model if it has several; 0 if the configuration has
-    none.
+    """Return the number of layers of the network, or of its text model if it has several parts.
 
-    An encoder and a decoder have so many each; 0 if one is deeper than the other.
+    For an encoder and a decoder it is the depth of each, and 0 if their depths differ.  0 also if the configuration
+    has no number of layers.
     """
     stated = {_value_at(job.model.config, path) for path in _depth_paths(job.model.config)}
     return stated.pop() if len(stated) == 1 else 0
@@ -128,7 +141,7 @@ def layers_of(job: Job) -> int:
 def _depth_paths(config: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return the paths of the fields with the number of layers for text.
 
-    A configuration of a decoder alone may have kept the number of its encoder's, under names that depend on the
+    The configuration of a decoder alone may still have the field of an encoder, under a name that depends on the
     family.
     """
     both = config.get("is_encoder_decoder")
@@ -153,7 +166,7 @@ def _count_tower_layers(job: Job) -> int:
 
 
 def with_layers(job: Job, layers: int) -> Job:
-    """Return the job of a network with so many layers, in an encoder and a decoder each, otherwise the same."""
+    """Return the job with so many layers in its network; an encoder and a decoder get so many each."""
     config = job.model.config
     for path in _depth_paths(job.model.config):
         config = _set_layers(config, path, layers)
@@ -177,8 +190,8 @@ def roomy(cluster: Cluster) -> Cluster:
 def is_repetitive(job: Job, plan: Plan) -> bool:
     """Return True if all steps make the same requests.
 
-    They do not if DDP rebuilds its buckets in the second step, the first one compiles kernels, a budget follows from
-    earlier measurements, or a step does not leave memory as it found it.
+    They differ if DDP rebuilds its buckets in the second step, if the first step compiles kernels, if a budget
+    follows from earlier measurements, or if a step leaves memory in another state than it found.
     """
     changes = (
         plan.shard in ("ddp", "zero1")
@@ -193,19 +206,19 @@ def is_repetitive(job: Job, plan: Plan) -> bool:
 def leaves_what_it_found(job: Job, plan: Plan) -> bool:
     """Return True if a step, after the first, leaves the same blocks at the same addresses as it found.
 
-    It does not if a loop holds the outputs of the step before, lengths are drawn, something happens once besides the
-    steps, or a third-party trainer runs them, which keeps some of what it made and frees what it kept before.
+    It does not if a loop holds the outputs of the step before, if lengths are drawn, or if something happens once
+    beside the steps (a checkpoint, an evaluation).  Nor under a third-party trainer, which keeps some objects of a
+    step and frees those of the step before.
     """
     once = job.eval_batch, job.generate, job.resume != "none", job.save_checkpoint != "none", job.lengths
     return plan.engine == "tonnage" and plan.outputs != "loop" and not any(once)
 
 
 def micro_batches_alike(job: Job, plan: Plan) -> bool:
-    """Return True if the micro-batches of a step make the same requests, except for the gradients that the first one
-    makes.
+    """Return True if the micro-batches of a step make the same requests, but for the first one's gradients.
 
-    They do not if kernels are compiled, a budget follows from earlier measurements, lengths are drawn, outputs are
-    kept, or copies to the host wait there.
+    They differ if kernels are compiled, if a budget follows from earlier measurements, if lengths are drawn, if
+    outputs are kept, or if copies to the host wait there.
     """
     changes = (
         plan.engine != "tonnage"
@@ -232,9 +245,7 @@ def is_first_alike(job: Job, plan: Plan) -> bool:
 
 
 def _first_and_period(job: Job, plan: Plan) -> tuple[int, int] | None:
-    """Return the layers of the shallowest network, and how many more make the next one like it; None if there are
-    none.
-    """
+    """Return the layers of the shallowest network, and the layers to add for the next one; None without a pattern."""
     layers, config = layers_of(job), job.model.config
     parts = [_value_at(config, path[:-1]) for path in _depth_paths(config)]
     periods = [_period(part, layers) for part in parts]
@@ -253,9 +264,7 @@ def _first_and_period(job: Job, plan: Plan) -> tuple[int, int] | None:
 
 
 def _layers_in_flight(plan: Plan) -> int:
-    """Return the layers whose inputs may be in flight to the host or back at once, if nothing else of them is
-    kept.
-    """
+    """Return how many layers' inputs may be on their way to the host or back at once; 0 if nothing is streamed."""
     streamed = plan.checkpointing in ("full", "full-reentrant") and plan.activation_offload in (
         "cpu-streamed",
         "nvme",

@@ -1,7 +1,9 @@
-"""Checkpointing by segments: ceil(sqrt(L)) of the L layers run again together, and only their first input is kept.
+"""Checkpointing of segments: the L layers are divided into segments of ceil(sqrt(L)) layers.
 
-Chen et al., "Training Deep Nets with Sublinear Memory Cost" (https://arxiv.org/abs/1604.06174).  At the end of
-forward one input a segment is held; while a segment runs again, everything that its layers save.
+Forward keeps only the input of each segment.  Backward runs one segment at a time again, and holds everything that
+the layers of this segment save.  With 36 layers these are six inputs, and then the tensors of six layers.
+
+Chen et al., "Training Deep Nets with Sublinear Memory Cost" (https://arxiv.org/abs/1604.06174).
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
 
 
 def accepts(case: Case) -> Refusal | None:
-    """Refuse FSDP2: it gathers a layer when the layer is called, but a segment that runs again calls its layers
-    internally.
+    """Refuse FSDP2: it gathers the parameters of a layer when the layer is called.
+
+    A segment that runs again calls the forwards of its layers directly.
     """
     if case.plan.shard in SHARDING:
         return Refusal(
@@ -65,8 +68,9 @@ class _OutputReference:
 class _Segment:
     """Layers that the network calls one after the other, under one checkpoint.
 
-    The checkpoint opens when the first is called and closes after the last.  Each call is recorded with what it took
-    from the layers before it, so that all can be repeated whatever other arguments (masks, positions) they got.
+    The checkpoint opens when the first layer is called and closes after the last.  Each call is recorded with all
+    its arguments (masks, positions), and with references in place of outputs of earlier layers, so that it can be
+    repeated.
     """
 
     def __init__(self, layers: list[nn.Module]) -> None:

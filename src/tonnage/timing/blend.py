@@ -1,4 +1,8 @@
-"""Timings made of other Timings: layers that run again in part, and batches of different lengths."""
+"""Timings that are made of other Timings.
+
+- `blend_recomputation`: a step that runs a part of its layers again, between a step with none and one with all
+- `padded_lengths`, `average_steps`: steps whose batches have different lengths, as their mean
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -10,35 +14,42 @@ from tonnage.timing.timing import Timing
 _CARD: Final = ("compute_seconds", "recompute_seconds", "bubble_seconds", "optimizer_seconds", "copy_seconds")
 
 
-def blend_recomputation(none: Timing, full: Timing, selective: Timing, run_again: Mapping[str, Any]) -> Timing:
-    """Return the Timing of a step of which a part runs again, between those of no and of full recomputation.
+def blend_recomputation(
+    without: Timing, with_full: Timing, selective: Timing, run_again: Mapping[str, Any]
+) -> Timing:
+    """Return the Timing of a step that runs a part of its layers again in backward.
 
-    `run_again`: the part, see techniques.budget.summary.  The card's seconds follow the part of a full repetition's
-    seconds that runs; exchanges follow the layers that run again at all, however little; the host's seconds follow
-    the layers in which Python decides for each operation, as `selective` does.
+    `without`, `with_full` and `selective` are Timings of the same step without recomputation, with full and with
+    selective recomputation.  `run_again` describes the part (`techniques.budget.summary`).  It lies between the first
+    two:
+
+    - seconds of the card: by the part of a full repetition's seconds
+    - exchanges: by the number of layers that run again, even if only a part of a layer does
+    - seconds of the host: as those of the card, and more for layers in which Python decides for each operation, as
+      `selective` does
     """
     part = float(run_again["seconds_fraction"])
     again = run_again["layers_again"] / run_again["layers"]
     decided = run_again["layers_in_part"] / run_again["layers"]
 
     def between(name: str, share: float) -> float:
-        less, more = float(getattr(none, name)), float(getattr(full, name))
+        less, more = float(getattr(without, name)), float(getattr(with_full, name))
         return less + share * (more - less)
 
     host = between("host_seconds", part)
-    host += decided * max(selective.host_seconds - max(none.host_seconds, full.host_seconds), 0.0)
+    host += decided * max(selective.host_seconds - max(without.host_seconds, with_full.host_seconds), 0.0)
     seconds: dict[str, Any] = {name: between(name, part) for name in _CARD}
     seconds |= {"communication_seconds": between("communication_seconds", again), "host_seconds": host}
     step = sum(seconds.values())
-    nearer = full if part > 1 / 2 else none
+    nearer = with_full if part > 1 / 2 else without
     return replace(
-        none,
+        without,
         **seconds,
         step_seconds=step,
-        low_seconds=step * none.low_seconds / none.step_seconds,
-        high_seconds=step * none.high_seconds / none.step_seconds,
-        tokens_per_second_per_gpu=none.tokens_per_second_per_gpu * none.step_seconds / step,
-        mfu=none.mfu * none.step_seconds / step,
+        low_seconds=step * without.low_seconds / without.step_seconds,
+        high_seconds=step * without.high_seconds / without.step_seconds,
+        tokens_per_second_per_gpu=without.tokens_per_second_per_gpu * without.step_seconds / step,
+        mfu=without.mfu * without.step_seconds / step,
         bound_by=nearer.bound_by,
     )
 

@@ -1,6 +1,10 @@
-"""How settings of a trainer's file are read: one key at a time, and several keys together.
+"""Readers for the settings of a trainer's file.
 
-A FileFormat is one trainer's: the keys by which its file is known, what each key says, and what several say together.
+A FileFormat describes the file of one trainer in three parts:
+
+- `marks`: the keys by which the file is recognised
+- `keys`: a reader for each key that sets options by itself
+- `read`: one function for the settings that follow from several keys together
 
     >>> number("micro_batch")(4)
     {'micro_batch': 4}
@@ -15,26 +19,26 @@ from typing import Any
 
 
 class UnsupportedValue(Exception):
-    """A value that a key is not known to have."""
+    """Raised for a value that tonnage does not support; the key is listed as not understood."""
 
 
 class InvalidValue(Exception):
-    """A value that a key cannot have; the message says what it can be."""
+    """Raised for a value that the trainer itself would refuse; the message says which values are possible."""
 
 
 KeyReader = Callable[[Any], Mapping[str, Any]]
-"""Returns the options that a key's value sets; raises UnsupportedValue, or InvalidValue."""
+"""Returns the options that a key's value sets.  Raises UnsupportedValue or InvalidValue."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """An option's value, from one or several keys of a file."""
+    """The value of an option, as one or several keys of a file set it."""
 
     option: str
     value: Any
     key: str
     guess_reason: str | None = None
-    """Why the value is only likely: what the file leaves out, and what to do, in one line."""
+    """The reason why the value is a guess: what the file leaves out, and how to correct it.  None: it is no guess."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +48,13 @@ class FileFormat:
     target: str
     """The trainer's name."""
     marks: tuple[str, ...]
-    """Keys by which its file is known."""
+    """Keys by which its file is recognised."""
     keys: Mapping[str, KeyReader]
     """The reader of each key, by its dotted name."""
     read: Callable[[Mapping[str, Any]], Iterator[Setting]]
-    """Yields what several keys say together; takes the whole file by dotted names."""
+    """Yields the settings that follow from several keys together; takes the whole file by dotted names."""
     ignored: Callable[[Mapping[str, Any]], Iterator[str]] = lambda flat: iter(())
-    """Yields keys that have a reader and, beside what else the file says, no meaning here."""
+    """Yields keys that have a reader but no effect, because other keys of the same file switch them off."""
 
 
 def number(option: str) -> KeyReader:
@@ -80,7 +84,7 @@ def fraction(option: str) -> KeyReader:
 
 
 def word(option: str, words: Mapping[Any, Any]) -> KeyReader:
-    """Return the reader of one of these words; a word whose value is None sets nothing."""
+    """Return the reader of one of these words; a word that is mapped to None sets no option."""
 
     def read(value: Any) -> Mapping[str, Any]:
         if isinstance(value, str) and value.lower() == "auto" and "auto" not in words:
@@ -94,7 +98,7 @@ def word(option: str, words: Mapping[Any, Any]) -> KeyReader:
 
 
 def read_norm(value: Any) -> Mapping[str, Any]:
-    """Return the norm to clip at; 0 and an absent value are none."""
+    """Return the norm at which gradients are clipped; 0 and an absent value switch clipping off."""
     if value in ("auto", None, 0):
         return {}
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
@@ -120,7 +124,7 @@ def read_lora_targets(value: Any) -> Mapping[str, Any]:
 
 
 def only(*values: Any) -> KeyReader:
-    """Return the reader of a key that is run with these values alone, which set nothing; None counts as absent."""
+    """Return the reader of a key that sets no option and supports these values only; None counts as absent."""
 
     def read(value: Any) -> Mapping[str, Any]:
         if value is not None and not any(value == known and type(value) is type(known) for known in values):
@@ -131,16 +135,14 @@ def only(*values: Any) -> KeyReader:
 
 
 def read_together(value: Any) -> Mapping[str, Any]:
-    """Return nothing: `FileFormat.read` reads the key together with others."""
+    """Return no option: `FileFormat.read` reads this key together with others."""
     return {}
 
 
 def fp32_by_default(key: str) -> Setting:
-    """Return fp32 as the likely precision of a file without bf16 and fp16.
+    """Return fp32 as the precision of a file that sets neither bf16 nor fp16.
 
-    Then all is computed in the dtype of the weights, which such a file does not have.
+    Such a trainer computes in the dtype of the weights.  The file does not name it, so fp32 is a guess.
     """
-    guess_reason = (
-        "neither bf16 nor fp16 is set; weights are taken to be fp32, and if they are not: --precision bf16-true"
-    )
+    guess_reason = "the file sets neither bf16 nor fp16; fp32 is assumed; for bf16 weights add --precision bf16-true"
     return Setting(option="precision", value="fp32", key=key, guess_reason=guess_reason)

@@ -1,0 +1,58 @@
+"""Tests of the settings that are tried on a script that does not fit."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import estimates
+from tonnage.catalog.devices import parse_cluster
+from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.from_traces import Run
+from tonnage.script import tries
+from tonnage.script.planning import Asked, Tried
+from tonnage.units import GIB
+
+CARD = 15 * GIB
+
+
+def run_of(peak_bytes: int, *, fits: bool = True) -> Estimate:
+    found = estimates.fitting() if fits else estimates.full_card()
+    return replace(found, fits=fits, peak=replace(found.peak, process_bytes=peak_bytes))
+
+
+@pytest.fixture
+def try_settings(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def try_all(*runs: Estimate, whole_bytes: int) -> list[Tried]:
+        def try_changes(*_: Any) -> Tried:
+            nothing: Any = {"command": ("python", "train.py"), "environment": {}, "settings": {}, "arguments": {}}
+            return Tried(estimate=next(pending), **nothing, in_code=(), not_taken=())
+
+        def list_settings(*_: Any) -> Iterator[tuple[()]]:
+            yield from ((),) * len(runs)
+
+        pending = iter(runs)
+        monkeypatch.setattr(tries, "try_changes", try_changes)
+        monkeypatch.setattr(tries, "_list_settings", list_settings)
+        monkeypatch.setattr(tries.Facts, "of", lambda trace: None)
+        asked = Asked(command=["python", "train.py"], cluster=parse_cluster("t4"), stated={})
+        whole: Any = Run(estimate=run_of(whole_bytes), traces=(None,))  # type: ignore[arg-type]
+        return list(tries._try_settings(asked, whole, lambda text: None, 60.0))
+
+    return try_all
+
+
+def test_a_run_that_ended_out_of_memory_has_no_peak_to_show(try_settings: Any) -> None:
+    out_of_memory, fitting = run_of(13 * GIB, fits=False), run_of(12 * GIB)
+    assert try_settings(out_of_memory, whole_bytes=CARD + GIB) == []
+    (shown,) = try_settings(out_of_memory, fitting, whole_bytes=CARD + GIB)
+    assert shown.estimate == fitting
+
+
+def test_the_first_run_that_fits_is_the_last(try_settings: Any) -> None:
+    assert len(try_settings(run_of(12 * GIB), run_of(11 * GIB), whole_bytes=CARD + GIB)) == 1
+
+
+def test_settings_that_gain_nothing_are_not_shown(try_settings: Any) -> None:
+    assert try_settings(run_of(12 * GIB), whole_bytes=12 * GIB) == []
