@@ -97,9 +97,9 @@ def _choose_device(network: nn.Module, cluster: Cluster | None, ranks: int) -> s
 
 
 def _this_cluster(device: str, ranks: int) -> Cluster:
-    if device == CPU:
-        return parse_cluster(CPU, gpus=ranks)
-    return parse_cluster(HERE, gpus=ranks)
+    """Return this machine's cards, or the CPU, as often as torchrun started processes on each machine."""
+    per_machine = min(int(os.environ.get("LOCAL_WORLD_SIZE", ranks)), ranks)
+    return parse_cluster(f"{ranks // per_machine}x{per_machine}x{CPU if device == CPU else HERE}")
 
 
 def _reference(network: nn.Module) -> ModelRef:

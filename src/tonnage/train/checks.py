@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 _NOT_YET: Final[Mapping[str, tuple[str, ...]]] = {
     "precision": ("fp8",),
-    "shard": ("hsdp",),
-    "compile": ("layers", "model"),
-    "attention": ("flex",),
     "param_offload": ("nvme",),
 }
 """Values of options that an estimate takes and `apply` does not yet."""
@@ -41,7 +38,7 @@ _PAIRS: Final = ("betas",)
 
 def check_supported(job: Job, plan: Plan) -> None:
     """Raise UsageError for a plan that an estimate knows and `apply` does not carry out."""
-    degrees = [f"{name} {getattr(plan, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(plan, name) > 1]
+    degrees = [f"{name} {getattr(plan, name)}" for name in ("pp", "ep") if getattr(plan, name) > 1]
     values = [f"{name} {getattr(plan, name)}" for name, known in _NOT_YET.items() if getattr(plan, name) in known]
     methods = [f"method {job.method}"] if job.method == "qlora" else []
     if unsupported := [*degrees, *values, *methods]:
@@ -79,12 +76,14 @@ def count_ranks(plan: Plan, gpus: int | None) -> int:
     if gpus is not None and gpus != ranks:
         here = f"the process group has {pluralise(ranks, 'rank')}" if is_started else "this is a single process"
         raise UsageError(f"The plan is for {pluralise(gpus, 'GPU')}, and {here}; {start}, or plan for {ranks}.")
-    if plan.shard != "none" and plan.param_offload == "none" and not is_started:
+    degrees = [f"{name} {getattr(plan, name)}" for name in ("tp", "cp") if getattr(plan, name) > 1]
+    shared = f"shard {plan.shard}" if plan.shard != "none" and plan.param_offload == "none" else "".join(degrees[:1])
+    if shared and not is_started:
         raise UsageError(
-            f"shard {plan.shard} shares work among processes, and this one was started without torchrun; {start}, or "
+            f"{shared} shares work among processes, and this one was started without torchrun; {start}, or "
             "choose shard none."
         )
-    if plan.shard == "none" and ranks > 1:
+    if plan.shard == "none" and ranks > plan.tp:
         raise UsageError(
             f"shard is none, and {ranks} ranks would train copies that never exchange gradients; choose shard ddp or "
             "zero3."

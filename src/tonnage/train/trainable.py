@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from tonnage.errors import UnwritableFile, UsageError
 from tonnage.step import events
@@ -65,10 +64,11 @@ class _Numbers:
         self.losses.append(_copy_to_host(loss.detach()))
 
     def see_norm(self, norm: torch.Tensor) -> None:
-        self.norm = _copy_to_host(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        self.norm = _copy_to_host(norm)
 
 
 def _copy_to_host(number: torch.Tensor) -> torch.Tensor:
+    number = gather(number)  # under tensor parallelism also a loss is a DTensor
     host = torch.empty((), dtype=number.dtype, pin_memory=number.device.type == "cuda")
     return host.copy_(number.reshape(()), non_blocking=True)
 
@@ -131,7 +131,7 @@ class Trainable:
         self._wait()
         loss = math.fsum(float(loss) for loss in numbers.losses)
         return StepResult(
-            loss=self._sum(loss) / self._ranks,
+            loss=self._average(loss),
             tokens=total,
             gradient_norm=None if numbers.norm is None else float(numbers.norm),
             skipped=self._scale() < before,
@@ -189,7 +189,7 @@ class Trainable:
                 inputs = ready.to_device(labels.with_a_label(batch, shifts=self._shifts))
                 loss = models.loss_of(ready.model(**inputs))
                 total += count
-                summed += float(loss) * count if count else 0.0
+                summed += float(gather(loss)) * count if count else 0.0
         reshard(self._given.network)
         total, summed = int(self._sum(total)), self._sum(summed)
         return Evaluation(loss=summed / total if total else math.nan, tokens=total)
@@ -206,8 +206,8 @@ class Trainable:
         network = self._network_to_save()
         reshard(self._given.network)
         state = {}
-        for name, tensor in network.state_dict().items():
-            whole = gather(tensor.detach())
+        for name, tensor in network.state_dict(keep_vars=True).items():
+            whole = gather(tensor)
             if self._is_first:
                 state[name] = whole.cpu()
         failure = ""
@@ -251,12 +251,13 @@ class Trainable:
 
     @property
     def _group(self) -> Any:
+        """Return the ranks that have batches of their own; None for one."""
         world = self.ready.step.world
-        return None if world.mesh is None else world.group("dp_replicate", "dp_shard")
+        return world.group("dp_replicate", "dp_shard") if world.axes.data_parallel > 1 else None
 
     @property
     def _ranks(self) -> int:
-        return 1 if self._group is None else dist.get_world_size(self._group)
+        return self.ready.step.world.axes.data_parallel
 
     @property
     def _is_first(self) -> bool:
@@ -264,6 +265,13 @@ class Trainable:
 
     def _sum(self, number: float) -> float:
         return labels.sum_over_ranks(number, self.ready.step.world.device, self._group)
+
+    def _average(self, loss: float) -> float:
+        """Return the mean of a loss over the ranks that have their own batches, or their own parts of a sequence."""
+        world = self.ready.step.world
+        ranks = world.axes.data_parallel * world.axes.cp
+        group = world.group("dp_replicate", "dp_shard", "cp") if ranks > 1 else None
+        return labels.sum_over_ranks(loss, world.device, group) / ranks
 
     def _scale(self) -> float:
         scaler = self.ready.scaler
