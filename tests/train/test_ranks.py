@@ -68,6 +68,7 @@ def trained(choices: dict[str, Any], method: str, world: int, rank: int) -> tupl
     results = [trainable.step(step) for step in mine]
     evaluation = trainable.evaluate(mine[0])
     assert all(effect.took_effect for effect in trainable.took_effect()), trainable.took_effect()
+    assert {option for option in ("tp", "shard") if option in choices} <= {e.option for e in trainable.took_effect()}
     with tempfile.TemporaryDirectory() as folder:
         trainable.save_pretrained(folder)  # the ranks save together
         assert (Path(folder) / ("adapter_config.json" if method == "lora" else "config.json")).is_file() or rank

@@ -56,10 +56,12 @@ def look(ready: ReadyStep) -> tuple[Effect, ...]:
         "activation_offload": _look_for_offload,
         "attention": _look_at_attention,
         "loss": _look_at_loss,
+        "compile": _look_for_compiled,
+        "tp": _look_at_tensor_parallel,
         "shard": _look_at_shards,
         "param_offload": _look_at_rest,
     }
-    off = ("none", "auto", "False")
+    off = ("none", "auto", "False", "1")
     return tuple(
         Effect(option=option, planned=str(value), found=found, took_effect=holds)
         for option, search in looks.items()
@@ -183,6 +185,29 @@ def _look_at_loss(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
     ]
     found = f"{', '.join(replaced)} computes it from hidden states" if replaced else "the network's own loss"
     return found, bool(replaced) == (plan.loss != "plain")
+
+
+def _look_for_compiled(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
+    layers = models.layers(ready.model)
+    compiled = {id(module) for module in ready.model.modules() if getattr(module, "_compiled_call_impl", None)}
+    count = sum(id(layer) in compiled for layer in layers)
+    if plan.compile == "layers":
+        return f"{count} of {len(layers)} layers", count == len(layers) > 0
+    return "the network as a whole" if compiled and not count else f"{count} layers", bool(compiled) and not count
+
+
+def _look_at_tensor_parallel(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
+    parameters = list(ready.model.parameters())
+    layouts = [getattr(parameter, "part_of", parameter) for parameter in parameters]
+    divided = [layout for layout in layouts if isinstance(layout, DTensor) and _is_divided(layout, "tp")]
+    ranks = {layout.device_mesh["tp"].size() for layout in divided}
+    found = f"{len(divided)} of {len(parameters)} parameters are divided among {', '.join(map(str, ranks)) or 'no'} ranks"
+    return found, ranks == {plan.tp}
+
+
+def _is_divided(layout: DTensor, axis: str) -> bool:
+    names = layout.device_mesh.mesh_dim_names or ()
+    return axis in names and not layout.placements[names.index(axis)].is_replicate()
 
 
 def _look_at_shards(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
