@@ -32,11 +32,14 @@ class GivenNetwork:
         """Every buffer with where it is."""
         self.devices = {id(tensor): tensor.device for _, tensor in (*self.parameters, *self.buffers)}
         """The device on which each of them was."""
+        self.dtypes = {id(tensor): tensor.dtype for _, tensor in (*self.parameters, *self.buffers)}
+        """Its dtype: PEFT casts what is not quantized."""
 
     def take(self, device: torch.device, *, without_memory: bool) -> nn.Module:
         """Return the network on the device; `without_memory` it is on meta, with its ties."""
         if not without_memory:
-            return self.network.to(device)
+            is_there = all(tensor.device == device for _, tensor in (*self.parameters, *self.buffers))
+            return self.network if is_there else self.network.to(device)  # weights in 8 bits cannot be moved
         made: dict[int, torch.Tensor] = {}
         for (module, name), parameter in self.parameters:
             if id(parameter) not in made:
@@ -85,8 +88,9 @@ class GivenNetwork:
     def give_back(self, values: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Give the parameters and buffers of before these values, each where it was."""
         for tensor, value in values:
-            tensor.data = value.to(self.devices[id(tensor)])
             tensor.grad = None
+            if value.data_ptr() != tensor.data_ptr() or value.dtype != self.dtypes[id(tensor)]:
+                tensor.data = value.to(self.devices[id(tensor)], self.dtypes[id(tensor)])
 
 
 def reshard(network: nn.Module) -> None:

@@ -36,7 +36,7 @@ def keep_local(module: Any, mesh: DeviceMesh, made: dict[Any, Any], *, works_on_
 
 
 def _local_parameter(parameter: Any) -> Any:
-    """Return this rank's part as a parameter, which knows what it is `part_of`, and is `divided` unless replicated."""
+    """Return this rank's part as a parameter, which notes what it is `part_of` and whether it is `divided`."""
     from torch import nn
 
     local: Any = nn.Parameter(parameter.to_local().detach(), requires_grad=parameter.requires_grad)

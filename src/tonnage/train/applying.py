@@ -23,7 +23,7 @@ from tonnage.step import configuration, heads, training
 from tonnage.step import model as models
 from tonnage.step.given import GivenNetwork
 from tonnage.step.step import Step, assemble
-from tonnage.techniques import environment, select_techniques
+from tonnage.techniques import environment, qlora, select_techniques
 from tonnage.train import checks
 from tonnage.train.restoring import Snapshot
 from tonnage.train.trainable import Trainable
@@ -42,8 +42,11 @@ def apply(
     plan, job, cluster = _read(plan, job)
     checks.check_network(network)
     job = replace(job, model=_reference(network))
-    if checks.adapted(network) is not None and job.method == "full":
+    if qlora.formats(network):
+        job = job.with_method("qlora")
+    elif checks.adapted(network) is not None and job.method == "full":
         job = job.with_method("lora")
+    checks.check_quantized(job, plan, network)
     checks.check_supported(job, plan)
     ranks = checks.count_ranks(plan, None if cluster is None else cluster.gpus)
     device = _choose_device(network, cluster, ranks)

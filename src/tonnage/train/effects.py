@@ -19,7 +19,7 @@ from tonnage.catalog.optimizers import find_optimizer
 from tonnage.mesh import SHARDING
 from tonnage.step import model as models
 from tonnage.step.step import trainable
-from tonnage.techniques import activation_offload, budget, sqrt_checkpointing
+from tonnage.techniques import activation_offload, budget, qlora, sqrt_checkpointing
 from tonnage.techniques.attention import NETWORKS_OWN
 from tonnage.techniques.precision import DTYPE_NAMES
 
@@ -48,6 +48,7 @@ def look(ready: ReadyStep) -> tuple[Effect, ...]:
     """Return an effect for each setting that is looked for and is not off."""
     plan = ready.step.plan
     looks: dict[str, Callable[[ReadyStep, Plan], tuple[str, bool]]] = {
+        **({"quant": _look_at_quantized} if ready.step.job.method == "qlora" else {}),
         "precision": _look_at_dtypes,
         "optimizer": _look_at_optimizers,
         "optimizer_in_backward": _look_for_updates,
@@ -70,6 +71,12 @@ def look(ready: ReadyStep) -> tuple[Effect, ...]:
     )
 
 
+def _look_at_quantized(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
+    formats = qlora.formats(ready.model)
+    found = ", ".join(f"{count} linear layers in {name}" for name, count in formats.items())
+    return found or "no quantized layers", set(formats) == {plan.quant}
+
+
 def _look_at_dtypes(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
     weights = Counter[torch.dtype]()
     for parameter in ready.model.parameters():
@@ -85,7 +92,8 @@ def _look_at_dtypes(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
     found = ", ".join(f"{_name(dtype)} {count:,}" for dtype, count in weights.most_common())
     scaled = ", loss scaled" if ready.scaler is not None else ""
     holds = _name(computed) == plan.compute_dtype and (ready.scaler is not None) == (plan.precision == "fp16-mixed")
-    return f"weights {found}; computed in {_name(computed)}{scaled}", holds and most == ready.step.weights_dtype
+    is_made = most == ready.step.weights_dtype or ready.step.job.method == "qlora"
+    return f"weights {found}; computed in {_name(computed)}{scaled}", holds and is_made
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -201,7 +209,9 @@ def _look_at_tensor_parallel(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
     layouts = [getattr(parameter, "part_of", parameter) for parameter in parameters]
     divided = [layout for layout in layouts if isinstance(layout, DTensor) and _is_divided(layout, "tp")]
     ranks = {layout.device_mesh["tp"].size() for layout in divided}
-    found = f"{len(divided)} of {len(parameters)} parameters are divided among {', '.join(map(str, ranks)) or 'no'} ranks"
+    found = (
+        f"{len(divided)} of {len(parameters)} parameters are divided among {', '.join(map(str, ranks)) or 'no'} ranks"
+    )
     return found, ranks == {plan.tp}
 
 
