@@ -17,7 +17,7 @@ from tonnage.errors import UnwritableFile, UsageError
 from tonnage.step import events
 from tonnage.step import model as models
 from tonnage.step.given import gather, reshard
-from tonnage.train import effects, labels
+from tonnage.train import checkpoints, effects, labels
 
 if TYPE_CHECKING:
     from tonnage.step.given import GivenNetwork
@@ -197,6 +197,20 @@ class Trainable:
     def took_effect(self) -> tuple[Effect, ...]:
         """Return what is found in the network and its optimizers for each setting of the plan that changes a step."""
         return effects.look(self.ready)
+
+    def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+        """Save weights, optimizer states and random states in a new folder, whole or not at all.
+
+        `extra` are values that JSON can hold, which `resume` returns.  All ranks must call it.
+        """
+        checkpoints.save(self.ready, Path(folder), extra)
+
+    def resume(self, folder: str | Path) -> dict[str, Any]:
+        """Go on from a saved folder, bit for bit on as many ranks; return the `extra` that was saved with it.
+
+        The plan and the job must be the same, but for the number of ranks and how they shard.
+        """
+        return checkpoints.resume(self.ready, Path(folder))
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Save the network in a folder from which `from_pretrained` loads it; adapters as PEFT saves them.
