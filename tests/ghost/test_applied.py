@@ -27,6 +27,9 @@ CASES = {
     ),
     "updated in backward": ("a100-40gb", {"checkpointing": "selective", "optimizer_in_backward": True}, {}),
     "sharded": ("2xa100-40gb", {"shard": "zero3", "loss": "chunked"}, {"grad_accum": 2}),
+    "divided": ("2xa100-40gb", {"tp": 2, "clip_grad_norm": 1.0}, {}),
+    "sequences shared": ("2xa100-40gb", {"cp": 2, "shard": "zero3"}, {}),
+    "layers compiled": ("a100-40gb", {"compile": "layers"}, {}),  # 20 s: both processes compile for the card
 }
 
 
@@ -47,9 +50,9 @@ def test_an_applied_plan_needs_what_was_estimated(name, dry_run, worker, tmp_pat
     found = answer.run.estimate
     assert found.peak.allocated_bytes == expected.peak.allocated_bytes
     assert found.peak.reserved_bytes == expected.peak.reserved_bytes
-    # GradScaler's two numbers, 512 bytes each, are read after each step and so count among what forward keeps
+    # GradScaler's two numbers, 512 bytes each, are read after each step and so count among what forward keeps; one
+    # tensor of a shared batch, 4,096 bytes, lies where a buffer of the loss's sum over ranks was
+    close = 1024 if "fp16" in choices.get("precision", "") else 4096 if "cp" in choices else 0
     for category, count in expected.peak.by_category.items():
-        assert abs(found.peak.by_category[category] - count) <= (
-            1024 if "fp16" in choices.get("precision", "") else 0
-        )
+        assert abs(found.peak.by_category[category] - count) <= close, category
     assert found.phases == expected.phases

@@ -66,7 +66,7 @@ def test_a_run_on_text_learns_and_ends_with_a_folder_that_loads(folder: Path) ->
     lines = metrics(folder)
     assert [line["step"] for line in lines] == list(range(1, 41))
     assert lines[-1]["loss"] < lines[0]["loss"] - 1
-    assert all(line["tokens"] == 8 * 63 for line in lines)
+    assert sum(line["tokens"] != 4 * 63 for line in lines) <= 1  # the last sequence is padded
     assert [line["step"] for line in lines if line["evaluation_loss"] is not None] == [20, 40]
     assert lines[-1]["evaluation_loss"] == answer["evaluation_loss"]
     assert "bytes as tokens" in done.stderr

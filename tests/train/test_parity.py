@@ -1,6 +1,7 @@
 """Five steps on real text under each plan against the same loop in plain PyTorch, on one process."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import tonnage
 from networks import one_thread  # noqa: F401
 from real_text import batches, network
 from tonnage import Job, Plan
+from tonnage.errors import UsageError
 from tonnage.techniques import activation_offload, chunked_loss, disk, fused_loss
 from tonnage.train.trainable import StepResult, Trainable
 
@@ -180,3 +182,60 @@ def test_adapters_are_trained_as_peft_trains_them() -> None:
     trained = dict(expected.named_parameters())
     for name, parameter in trainable.model.named_parameters():
         assert torch.equal(parameter, trained[name]), name
+
+
+@pytest.mark.parametrize("quant", ["nf4", "nf4-double"])
+def test_adapters_beside_quantized_layers_are_trained_as_peft_trains_them(quant: str, tmp_path: Path) -> None:
+    peft, _ = pytest.importorskip("peft"), pytest.importorskip("bitsandbytes")
+    network(torch.bfloat16, hidden_size=64, intermediate_size=64).save_pretrained(tmp_path)
+    settings = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+    base = quantized(tmp_path, quant)
+    prepared = peft.prepare_model_for_kbit_training(base, use_gradient_checkpointing=False)
+    torch.manual_seed(5)
+    expected = peft.get_peft_model(prepared, peft.LoraConfig(**settings)).train()
+    optimizer = torch.optim.AdamW([p for p in expected.parameters() if p.requires_grad], **USUAL)
+    for [batch] in batches(STEPS):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = expected(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    ours = quantized(tmp_path, quant)
+    before = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
+    torch.manual_seed(5)
+    plan = Plan(precision="bf16-mixed", quant=quant, checkpointing="full")
+    trainable = tonnage.apply(plan, ours, USUAL, job=Job(method="qlora", lora_rank=4))
+    for step in batches(STEPS):
+        assert math.isfinite(trainable.step(step).loss)
+    assert all(effect.took_effect for effect in trainable.took_effect()), trainable.took_effect()
+    trained = dict(expected.named_parameters())
+    for name, parameter in trainable.model.named_parameters():
+        assert torch.equal(parameter, trained[name]), name
+    trainable.save_pretrained(tmp_path / "adapters")
+    assert (tmp_path / "adapters" / "adapter_config.json").is_file()
+    after = trainable.unapply().state_dict()
+    assert after.keys() == before.keys()
+    assert all(
+        after[name].dtype == tensor.dtype and torch.equal(after[name], tensor) for name, tensor in before.items()
+    )
+
+
+def quantized(folder: Path, quant: str) -> Any:
+    """Return the saved network with bitsandbytes' linear layers."""
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    kind, _, double = quant.partition("-")
+    options = {"bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": bool(double)}
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16, **options)
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, quantization_config=config, device_map="cpu"
+    )
+
+
+def test_layers_in_another_format_than_the_plans_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    network(torch.bfloat16).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=r"21 in nf4 are quantized; load it with .*load_in_8bit=True"):
+        tonnage.apply(Plan(precision="bf16-mixed", quant="int8"), quantized(tmp_path, "nf4"), USUAL)
+    with pytest.raises(UsageError, match=r"none are quantized; load it with .*bnb_4bit_quant_type='nf4'"):
+        tonnage.apply(Plan(precision="bf16-mixed"), network(torch.bfloat16), USUAL, job=Job(method="qlora"))

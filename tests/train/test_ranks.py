@@ -1,7 +1,9 @@
-"""Two real processes (gloo) that train a given network, against one process that sees all their batches."""
+"""Two and four real processes (gloo) that train a given network, against one that sees all their batches."""
 
 import multiprocessing
+import os
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,11 @@ from real_text import IGNORED, ROW, batches, network
 from tonnage import Job, Plan
 from tonnage.errors import UsageError
 
-STEPS, MICRO_BATCHES = 5, 2
+STEPS, MICRO_BATCHES = 5, 4
 IMPORTED_ONCE = ["transformers.models.llama.modeling_llama", "torch.distributed.fsdp", "torch.distributed.optim"]
 RATE = {"lr": 0.1}
 
-CASES: dict[str, tuple[dict[str, Any], str]] = {
+OF_TWO: dict[str, tuple[dict[str, Any], str]] = {
     **{shard: ({"shard": shard}, "full") for shard in ("ddp", "zero1", "zero2", "zero3")},
     "clipped": ({"shard": "zero3", "clip_grad_norm": 0.3, "checkpointing": "full"}, "full"),
     "accum sync": ({"shard": "ddp", "accum_sync": True, "loss": "fused"}, "full"),
@@ -28,14 +30,23 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "offload": ({"shard": "zero2", "activation_offload": "cpu-streamed"}, "full"),
     "parameters": ({"shard": "zero3", "param_offload": "cpu"}, "full"),
     "adapters": ({"shard": "zero3"}, "lora"),
+    "tp": ({"tp": 2, "clip_grad_norm": 0.3}, "full"),
+    "tp chunked": ({"tp": 2, "loss": "chunked", "sequence_parallel": "off", "checkpointing": "full"}, "full"),
     "fp16": ({"shard": "zero3", "precision": "fp16-mixed", "clip_grad_norm": 1.0}, "full"),
 }
 """Plan and method of each case; FSDP2 sums gradients in another order than one process, which fp32 shows at 1e-7."""
 
+OF_FOUR: dict[str, tuple[dict[str, Any], str]] = {
+    "hsdp": ({"shard": "hsdp"}, "full"),
+    "tp ddp": ({"tp": 2, "shard": "ddp"}, "full"),
+    "tp zero3": ({"tp": 2, "shard": "zero3", "clip_grad_norm": 0.3}, "full"),
+}
+CASES = {2: OF_TWO, 4: OF_FOUR}
 
-def steps(world: int) -> list[list[dict[str, torch.Tensor]]]:
+
+def steps() -> list[list[dict[str, torch.Tensor]]]:
     """Return the micro-batches of each step, first those of rank 0; the ranks have different numbers of labels."""
-    made = batches(STEPS, world * MICRO_BATCHES)
+    made = batches(STEPS, MICRO_BATCHES)
     for step in made:
         step[0]["labels"][:, : ROW - 4] = IGNORED
         step[-1]["labels"].fill_(IGNORED)
@@ -52,10 +63,12 @@ def trained(choices: dict[str, Any], method: str, world: int, rank: int) -> tupl
         model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
     plan = Plan(**{"precision": "fp32", "optimizer": "sgd", **choices})
     trainable = tonnage.apply(plan, model, RATE)
-    mine = [step[rank * MICRO_BATCHES : (rank + 1) * MICRO_BATCHES] for step in steps(world)]
-    results = [trainable.step(step) for step in (mine if world > 1 or dist.is_initialized() else steps(2))]
-    evaluation = trainable.evaluate(mine[0] if world > 1 else steps(2)[0])
+    each = MICRO_BATCHES // (world // plan.tp)
+    mine = [step[rank // plan.tp * each :][:each] for step in steps()]
+    results = [trainable.step(step) for step in mine]
+    evaluation = trainable.evaluate(mine[0])
     assert all(effect.took_effect for effect in trainable.took_effect()), trainable.took_effect()
+    assert {option for option in ("tp", "shard") if option in choices} <= {e.option for e in trainable.took_effect()}
     with tempfile.TemporaryDirectory() as folder:
         trainable.save_pretrained(folder)  # the ranks save together
         assert (Path(folder) / ("adapter_config.json" if method == "lora" else "config.json")).is_file() or rank
@@ -66,29 +79,30 @@ def trained(choices: dict[str, Any], method: str, world: int, rank: int) -> tupl
 def rank_main(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
-    found = {name: trained(*case, world, rank) for name, case in CASES.items()}
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    found = {name: trained(*case, world, rank) for name, case in CASES[world].items()}
     torch.save(found, Path(folder) / f"rank{rank}")
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def both() -> Any:
-    """Return what each of two ranks has at the end of every case."""
+@cache
+def in_processes(world: int) -> list[Any]:
+    """Return what each rank has at the end of every case."""
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
-        mp.start_processes(rank_main, (2, folder), nprocs=2, start_method="forkserver")
-        return [torch.load(Path(folder) / f"rank{rank}", weights_only=False) for rank in range(2)]
+        mp.start_processes(rank_main, (world, folder), nprocs=world, start_method="forkserver")
+        return [torch.load(Path(folder) / f"rank{rank}", weights_only=False) for rank in range(world)]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_two_ranks_equal_one_process(name: str, both: Any) -> None:
-    choices, method = CASES[name]
+@pytest.mark.parametrize(("world", "name"), [(world, name) for world, cases in CASES.items() for name in cases])
+def test_ranks_equal_one_process(world: int, name: str) -> None:
+    choices, method = CASES[world][name]
     if method == "lora":
         pytest.importorskip("peft")
     plain = {key: value for key, value in choices.items() if key in ("precision", "clip_grad_norm")}
     expected, (results, evaluation) = trained(plain, method, 1, 0)
-    (first, numbers), (second, others) = (rank[name] for rank in both)
-    assert numbers == others
+    (first, numbers), *others = (rank[name] for rank in in_processes(world))
+    assert all(of_rank == numbers for _, of_rank in others)
     assert first.keys() == expected.keys()
     # FSDP2 computes fp16-mixed by casting parameters, one process by autocast
     tolerance = 2e-3 if choices.get("precision") == "fp16-mixed" else 1e-6
@@ -98,7 +112,7 @@ def test_two_ranks_equal_one_process(name: str, both: Any) -> None:
         assert ours == pytest.approx(theirs, rel=2 * tolerance), attribute
     assert numbers[1].loss == pytest.approx(evaluation.loss, rel=2 * tolerance)
     for key, weights in expected.items():
-        assert torch.equal(first[key], second[key]), key
+        assert all(torch.equal(first[key], weights_of_rank[key]) for weights_of_rank, _ in others), key
         torch.testing.assert_close(first[key], weights, rtol=0, atol=tolerance, msg=key)
 
 

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 Slot = tuple[nn.Module, str]
 """A module, and the name under which it holds a parameter or buffer."""
@@ -33,11 +32,14 @@ class GivenNetwork:
         """Every buffer with where it is."""
         self.devices = {id(tensor): tensor.device for _, tensor in (*self.parameters, *self.buffers)}
         """The device on which each of them was."""
+        self.dtypes = {id(tensor): tensor.dtype for _, tensor in (*self.parameters, *self.buffers)}
+        """Its dtype: PEFT casts what is not quantized."""
 
     def take(self, device: torch.device, *, without_memory: bool) -> nn.Module:
         """Return the network on the device; `without_memory` it is on meta, with its ties."""
         if not without_memory:
-            return self.network.to(device)
+            is_there = all(tensor.device == device for _, tensor in (*self.parameters, *self.buffers))
+            return self.network if is_there else self.network.to(device)  # weights in 8 bits cannot be moved
         made: dict[int, torch.Tensor] = {}
         for (module, name), parameter in self.parameters:
             if id(parameter) not in made:
@@ -81,13 +83,14 @@ class GivenNetwork:
         slots = [(tensor, module._parameters[name]) for (module, name), tensor in self.parameters]
         slots += [(tensor, module._buffers[name]) for (module, name), tensor in self.buffers]
         once = {id(tensor): (tensor, held) for tensor, held in slots if held is not None}
-        return [(tensor, gather(held.detach()).to(self.devices[key])) for key, (tensor, held) in once.items()]
+        return [(tensor, gather(held).to(self.devices[key])) for key, (tensor, held) in once.items()]
 
     def give_back(self, values: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Give the parameters and buffers of before these values, each where it was."""
         for tensor, value in values:
-            tensor.data = value.to(self.devices[id(tensor)])
             tensor.grad = None
+            if value.data_ptr() != tensor.data_ptr() or value.dtype != self.dtypes[id(tensor)]:
+                tensor.data = value.to(self.devices[id(tensor)], self.dtypes[id(tensor)])
 
 
 def reshard(network: nn.Module) -> None:
@@ -98,18 +101,30 @@ def reshard(network: nn.Module) -> None:
 
 
 def gather(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the whole tensor of the ranks' shards; all ranks must call it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """Return the whole tensor of the ranks' shards, also of a plain part under tensor parallelism.
+
+    All ranks must call it.
+    """
+    layout, part = getattr(tensor, "part_of", None), tensor.detach()
+    if layout is not None:
+        shape, stride = layout.shape, layout.stride()
+        part = DTensor.from_local(
+            part, layout.device_mesh, layout.placements, run_check=False, shape=shape, stride=stride
+        )
+    return part.full_tensor() if isinstance(part, DTensor) else part
 
 
 def _copy_own_part(target: torch.Tensor, whole: torch.Tensor) -> None:
     """Copy a whole tensor, or the slice of it that this rank holds, which alone goes to the target's device."""
-    if not isinstance(target, DTensor):
-        target.copy_(whole)
-        return
-    shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
-    own = whole[tuple(slice(begin, begin + length) for begin, length in zip(offset, shape, strict=True))]
-    target.to_local().copy_(own)
+    layout = getattr(target, "part_of", target)
+    if isinstance(layout, DTensor):
+        for axis, placement in enumerate(layout.placements):
+            if not placement.is_replicate():
+                ranks = layout.device_mesh.size(axis)
+                parts, _ = placement._split_tensor(whole, ranks, with_padding=False, contiguous=False)
+                whole = parts[layout.device_mesh.get_local_rank(axis)]
+    held = target.to_local() if isinstance(target, DTensor) else target
+    held.copy_(whole)
 
 
 def _slots(network: nn.Module, store: str) -> Iterator[tuple[Slot, Any]]:

@@ -44,9 +44,10 @@ class MainOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         _add_gradients_to(self._gradients, parameters)
         begin = piece * piece_elements
         self._own = slice(begin, begin + piece_elements)
-        self._slices = _slices_between(parameters, begin, begin + piece_elements)
-        copies = [nn.Parameter(_view(part).float()) for part in self._slices]
-        for copy, gradient, (parameter, _, _) in zip(copies, self._own_gradients(), self._slices, strict=True):
+        self.slices = _slices_between(parameters, begin, begin + piece_elements)
+        """What each copy is a copy of."""
+        copies = [nn.Parameter(_view(part).float()) for part in self.slices]
+        for copy, gradient, (parameter, _, _) in zip(copies, self._own_gradients(), self.slices, strict=True):
             copy.grad = gradient
             copy.divided = getattr(parameter, "divided", False)  # among ranks of tp
         self.parts = {"optimizer": new(copies)}
@@ -61,17 +62,17 @@ class MainOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _own_gradients(self) -> list[torch.Tensor]:
         """Return the views of the buffer that belong to this rank's copies."""
         ends = [0]
-        for _, begin, end in self._slices:
+        for _, begin, end in self.slices:
             ends.append(ends[-1] + end - begin)
         own = self._gradients[self._own]
-        cuts = zip(self._slices, pairwise(ends), strict=True)
+        cuts = zip(self.slices, pairwise(ends), strict=True)
         return [own[begin:end].view(_view(part).shape) for part, (begin, end) in cuts]
 
     def step(self, closure: Any = None) -> None:
         """Average the gradients over the ranks, update the copies, and write them to the network."""
         self._average_gradients()
         self.parts["optimizer"].step()
-        for part, copy in zip(self._slices, self.param_groups[0]["params"], strict=True):
+        for part, copy in zip(self.slices, self.param_groups[0]["params"], strict=True):
             _view(part).copy_(copy.detach())
         if self._weights is not None:
             _gather(self._weights, self._weights[self._own], group=self._group)
@@ -100,7 +101,7 @@ class MainOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def reload(self) -> None:
         """Copy the network's weights again after something else changed them."""
-        for part, copy in zip(self._slices, self.param_groups[0]["params"], strict=True):
+        for part, copy in zip(self.slices, self.param_groups[0]["params"], strict=True):
             copy.detach().copy_(_view(part))
 
     def zero_grad(self, set_to_none: bool = True) -> None:

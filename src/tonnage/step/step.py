@@ -56,11 +56,12 @@ def by_mesh(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 def _plain_network(step: Step) -> nn.Module:
     """Return the network; if it is divided or sharded it gets its memory afterwards."""
-    if step.given is not None:
-        return step.given.take(step.world.device, without_memory=step.shards_parameters)
     late = step.shards_parameters or bool(step.divide)
-    device = torch.device("meta") if late else step.world.device
-    network = models.build(step.job.model, dtype=step.weights_dtype, attention=step.attention, device=device)
+    if step.given is not None:
+        network = step.given.take(step.world.device, without_memory=late)
+    else:
+        device = torch.device("meta") if late else step.world.device
+        network = models.build(step.job.model, dtype=step.weights_dtype, attention=step.attention, device=device)
     if step.adapt is not None:
         network = step.adapt(network)
     return _divide(step, network) if step.divide else network
@@ -76,6 +77,8 @@ def _divide(step: Step, network: nn.Module) -> nn.Module:
     )  # read by code that counts the whole network's parameters
     if not step.shards_parameters:
         models.materialise(network, step.world.device)
+        if step.given is not None:
+            step.given.fill(network)
     return network
 
 

@@ -36,10 +36,11 @@ def keep_local(module: Any, mesh: DeviceMesh, made: dict[Any, Any], *, works_on_
 
 
 def _local_parameter(parameter: Any) -> Any:
-    """Return this rank's part as a parameter, marked as `divided` unless it is replicated."""
+    """Return this rank's part as a parameter, which notes what it is `part_of` and whether it is `divided`."""
     from torch import nn
 
     local: Any = nn.Parameter(parameter.to_local().detach(), requires_grad=parameter.requires_grad)
+    local.part_of = parameter  # on the meta device: the layout by which weights are cut and gathered
     local.divided = not all(placement.is_replicate() for placement in parameter.placements)
     return local
 

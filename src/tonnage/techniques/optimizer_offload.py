@@ -137,7 +137,9 @@ def _copy_to_host(parameter: nn.Parameter) -> Tensor:
 
 def _copy_to_file(parameter: nn.Parameter) -> Tensor:
     """Return a copy in a file."""
-    return disk.empty(tuple(parameter.shape), parameter.dtype).copy_(parameter.detach())
+    copy: Any = disk.empty(tuple(parameter.shape), parameter.dtype).copy_(parameter.detach())
+    copy.is_in_file = True  # states that are loaded go to files too
+    return copy  # type: ignore[no-any-return]
 
 
 def _synchronize(device: Any) -> None:

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from tonnage.plans import Plan
     from tonnage.step.step import Step
 
+_CLASSES: Final = {"Linear4bit": "4", "Linear8bitLt": "8"}
+"""bitsandbytes' linear layers, and the bits of a weight."""
+
 LIBRARIES: Final = ("bitsandbytes", "accelerate", "peft")
 """Packages that must be installed; transformers needs accelerate when it quantizes."""
 
@@ -67,9 +70,11 @@ def _refuse(reason: str, instead: str) -> Refusal:
 
 
 def apply(step: Step) -> Step:
-    """Load the network quantized, cast what is not, and add adapters."""
+    """Load the network quantized, cast what is not, and add adapters; a given network is quantized already."""
     compute = dtype(step.plan.compute_dtype)
     changes = (*step.changes, lambda module: prepared(module, step), lambda module: _add_adapters(module, step))
+    if step.given is not None:
+        return replace(step, weights_dtype=compute, changes=changes)
     if step.plan.shard in SHARDING:
         return replace(
             step, weights_dtype=compute, load=_build_unquantized, changes=changes, before_shard=_allocate_and_quantize
@@ -195,13 +200,34 @@ def _quantization_config(plan: Plan, compute: torch.dtype) -> Any:
 
 
 def prepared(module: nn.Module, step: Step) -> nn.Module:
-    """Return the network frozen, with unquantized parameters in fp32 if PEFT is to cast them."""
+    """Return the network frozen, with unquantized parameters in fp32 if PEFT is to cast them.
+
+    A network that its user has wrapped is returned as it is.
+    """
+    if hasattr(module, "peft_config"):
+        return module
     if step.plan.unquantized_dtype == "compute":
         return module.requires_grad_(False)
     from peft import prepare_model_for_kbit_training
 
     cast: nn.Module = prepare_model_for_kbit_training(module, use_gradient_checkpointing=False)
     return cast
+
+
+def formats(module: nn.Module) -> dict[str, int]:
+    """Return how many linear layers are kept in each format of `quant`; empty without bitsandbytes' layers."""
+    from collections import Counter
+
+    found = Counter[str]()
+    for layer in module.modules():
+        bits = _CLASSES.get(type(layer).__name__)
+        if bits == "8":
+            found["int8"] += 1
+        elif bits == "4":
+            state = getattr(layer.weight, "quant_state", None)
+            double = "-double" if state is not None and state.nested else ""
+            found[f"{layer.weight.quant_type}{double}"] += 1
+    return dict(found)
 
 
 def _add_adapters(module: nn.Module, step: Step) -> nn.Module:

@@ -23,7 +23,7 @@ from tonnage.step import configuration, heads, training
 from tonnage.step import model as models
 from tonnage.step.given import GivenNetwork
 from tonnage.step.step import Step, assemble
-from tonnage.techniques import environment, select_techniques
+from tonnage.techniques import environment, qlora, select_techniques
 from tonnage.train import checks
 from tonnage.train.restoring import Snapshot
 from tonnage.train.trainable import Trainable
@@ -42,8 +42,11 @@ def apply(
     plan, job, cluster = read_plan(plan, job)
     checks.check_network(network)
     job = replace(job, model=_reference(network))
-    if checks.adapted(network) is not None and job.method == "full":
+    if qlora.formats(network):
+        job = job.with_method("qlora")
+    elif checks.adapted(network) is not None and job.method == "full":
         job = job.with_method("lora")
+    checks.check_quantized(job, plan, network)
     checks.check_supported(job, plan)
     ranks = checks.count_ranks(plan, None if cluster is None else cluster.gpus)
     device = _choose_device(network, cluster, ranks)
@@ -97,9 +100,9 @@ def _choose_device(network: nn.Module, cluster: Cluster | None, ranks: int) -> s
 
 
 def _this_cluster(device: str, ranks: int) -> Cluster:
-    if device == CPU:
-        return parse_cluster(CPU, gpus=ranks)
-    return parse_cluster(HERE, gpus=ranks)
+    """Return this machine's cards, or the CPU, as often as torchrun started processes on each machine."""
+    per_machine = min(int(os.environ.get("LOCAL_WORLD_SIZE", ranks)), ranks)
+    return parse_cluster(f"{ranks // per_machine}x{per_machine}x{CPU if device == CPU else HERE}")
 
 
 def _reference(network: nn.Module) -> ModelRef:

@@ -14,8 +14,9 @@ from torch import nn
 from tonnage.case import Case
 from tonnage.catalog.optimizers import find_optimizer
 from tonnage.errors import CannotEstimate, UsageError
+from tonnage.mesh import SHARDING
 from tonnage.options import is_number
-from tonnage.techniques import refusals
+from tonnage.techniques import qlora, refusals
 from tonnage.techniques.optimizers import accepted_names
 from tonnage.techniques.technique import first_of
 from tonnage.units import pluralise
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
 _NOT_YET: Final[Mapping[str, tuple[str, ...]]] = {
     "precision": ("fp8",),
-    "shard": ("hsdp",),
-    "compile": ("layers", "model"),
-    "attention": ("flex",),
     "param_offload": ("nvme",),
 }
 """Values of options that an estimate takes and `apply` does not yet."""
@@ -41,9 +39,10 @@ _PAIRS: Final = ("betas",)
 
 def check_supported(job: Job, plan: Plan) -> None:
     """Raise UsageError for a plan that an estimate knows and `apply` does not carry out."""
-    degrees = [f"{name} {getattr(plan, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(plan, name) > 1]
+    degrees = [f"{name} {getattr(plan, name)}" for name in ("pp", "ep") if getattr(plan, name) > 1]
     values = [f"{name} {getattr(plan, name)}" for name, known in _NOT_YET.items() if getattr(plan, name) in known]
-    methods = [f"method {job.method}"] if job.method == "qlora" else []
+    methods = [f"qlora under shard {plan.shard}"] if job.method == "qlora" and plan.shard in SHARDING else []
+    methods += [f"method {job.method} under tp {plan.tp}"] if job.method == "lora" and plan.tp > 1 else []
     if unsupported := [*degrees, *values, *methods]:
         raise UsageError(
             f"tonnage.apply does not support {unsupported[0].replace('_', '-')} yet; estimate and export do."
@@ -79,12 +78,14 @@ def count_ranks(plan: Plan, gpus: int | None) -> int:
     if gpus is not None and gpus != ranks:
         here = f"the process group has {pluralise(ranks, 'rank')}" if is_started else "this is a single process"
         raise UsageError(f"The plan is for {pluralise(gpus, 'GPU')}, and {here}; {start}, or plan for {ranks}.")
-    if plan.shard != "none" and plan.param_offload == "none" and not is_started:
+    degrees = [f"{name} {getattr(plan, name)}" for name in ("tp", "cp") if getattr(plan, name) > 1]
+    shared = f"shard {plan.shard}" if plan.shard != "none" and plan.param_offload == "none" else "".join(degrees[:1])
+    if shared and not is_started:
         raise UsageError(
-            f"shard {plan.shard} shares work among processes, and this one was started without torchrun; {start}, or "
-            "choose shard none."
+            f"{shared} shares work among processes, and this one was started without torchrun; {start}, or "
+            f"choose {'tp 1 or cp 1' if shared in degrees else 'shard none'}."
         )
-    if plan.shard == "none" and ranks > 1:
+    if plan.shard == "none" and ranks > plan.tp:
         raise UsageError(
             f"shard is none, and {ranks} ranks would train copies that never exchange gradients; choose shard ddp or "
             "zero3."
@@ -106,6 +107,20 @@ def check_hyperparameters(plan: Plan, hyperparameters: Mapping[str, Any]) -> Non
             raise UsageError(f"{name} is {value!r}; it must be a number of at least 0.")
 
 
+def check_quantized(job: Job, plan: Plan, network: nn.Module) -> None:
+    """Raise UsageError if the network's layers are not quantized as the plan says; they are never converted."""
+    formats = qlora.formats(network)
+    if job.method == "qlora" and set(formats) != {plan.quant}:
+        kind, _, double = plan.quant.partition("-")
+        options = f"load_in_4bit=True, bnb_4bit_quant_type={kind!r}, bnb_4bit_use_double_quant={bool(double)}"
+        options = "load_in_8bit=True" if kind == "int8" else options
+        found = ", ".join(f"{count} in {name}" for name, count in formats.items()) or "none"
+        raise UsageError(
+            f"method is qlora with quant {plan.quant}, and of the network's linear layers {found} are quantized; "
+            f"load it with quantization_config=BitsAndBytesConfig({options})."
+        )
+
+
 def check_dtypes(step: Step, network: nn.Module) -> None:
     """Raise UsageError if the weights do not have the dtype that the plan was estimated with.
 
@@ -116,6 +131,8 @@ def check_dtypes(step: Step, network: nn.Module) -> None:
     for parameter in network.parameters():
         if parameter.is_floating_point() and not (is_adapted and parameter.requires_grad):
             counts[parameter.dtype] += parameter.numel()
+    if is_adapted and step.job.method == "qlora":  # its user cast the rest, or did not
+        return
     most = counts.most_common(1)[0][0]
     if most != step.weights_dtype:
         raise UsageError(

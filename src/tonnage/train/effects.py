@@ -19,7 +19,7 @@ from tonnage.catalog.optimizers import find_optimizer
 from tonnage.mesh import SHARDING
 from tonnage.step import model as models
 from tonnage.step.step import trainable
-from tonnage.techniques import activation_offload, budget, sqrt_checkpointing
+from tonnage.techniques import activation_offload, budget, qlora, sqrt_checkpointing
 from tonnage.techniques.attention import NETWORKS_OWN
 from tonnage.techniques.precision import DTYPE_NAMES
 
@@ -48,6 +48,7 @@ def look(ready: ReadyStep) -> tuple[Effect, ...]:
     """Return an effect for each setting that is looked for and is not off."""
     plan = ready.step.plan
     looks: dict[str, Callable[[ReadyStep, Plan], tuple[str, bool]]] = {
+        **({"quant": _look_at_quantized} if ready.step.job.method == "qlora" else {}),
         "precision": _look_at_dtypes,
         "optimizer": _look_at_optimizers,
         "optimizer_in_backward": _look_for_updates,
@@ -56,16 +57,24 @@ def look(ready: ReadyStep) -> tuple[Effect, ...]:
         "activation_offload": _look_for_offload,
         "attention": _look_at_attention,
         "loss": _look_at_loss,
+        "compile": _look_for_compiled,
+        "tp": _look_at_tensor_parallel,
         "shard": _look_at_shards,
         "param_offload": _look_at_rest,
     }
-    off = ("none", "auto", "False")
+    off = ("none", "auto", "False", "1")
     return tuple(
         Effect(option=option, planned=str(value), found=found, took_effect=holds)
         for option, search in looks.items()
         if str(value := getattr(plan, option)) not in off
         for found, holds in [search(ready, plan)]
     )
+
+
+def _look_at_quantized(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
+    formats = qlora.formats(ready.model)
+    found = ", ".join(f"{count} linear layers in {name}" for name, count in formats.items())
+    return found or "no quantized layers", set(formats) == {plan.quant}
 
 
 def _look_at_dtypes(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
@@ -83,7 +92,8 @@ def _look_at_dtypes(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
     found = ", ".join(f"{_name(dtype)} {count:,}" for dtype, count in weights.most_common())
     scaled = ", loss scaled" if ready.scaler is not None else ""
     holds = _name(computed) == plan.compute_dtype and (ready.scaler is not None) == (plan.precision == "fp16-mixed")
-    return f"weights {found}; computed in {_name(computed)}{scaled}", holds and most == ready.step.weights_dtype
+    is_made = most == ready.step.weights_dtype or ready.step.job.method == "qlora"
+    return f"weights {found}; computed in {_name(computed)}{scaled}", holds and is_made
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -183,6 +193,31 @@ def _look_at_loss(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
     ]
     found = f"{', '.join(replaced)} computes it from hidden states" if replaced else "the network's own loss"
     return found, bool(replaced) == (plan.loss != "plain")
+
+
+def _look_for_compiled(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
+    layers = models.layers(ready.model)
+    compiled = {id(module) for module in ready.model.modules() if getattr(module, "_compiled_call_impl", None)}
+    count = sum(id(layer) in compiled for layer in layers)
+    if plan.compile == "layers":
+        return f"{count} of {len(layers)} layers", count == len(layers) > 0
+    return "the network as a whole" if compiled and not count else f"{count} layers", bool(compiled) and not count
+
+
+def _look_at_tensor_parallel(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
+    parameters = list(ready.model.parameters())
+    layouts = [getattr(parameter, "part_of", parameter) for parameter in parameters]
+    divided = [layout for layout in layouts if isinstance(layout, DTensor) and _is_divided(layout, "tp")]
+    ranks = {layout.device_mesh["tp"].size() for layout in divided}
+    found = (
+        f"{len(divided)} of {len(parameters)} parameters are divided among {', '.join(map(str, ranks)) or 'no'} ranks"
+    )
+    return found, ranks == {plan.tp}
+
+
+def _is_divided(layout: DTensor, axis: str) -> bool:
+    names = layout.device_mesh.mesh_dim_names or ()
+    return axis in names and not layout.placements[names.index(axis)].is_replicate()
 
 
 def _look_at_shards(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:

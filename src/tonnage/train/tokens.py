@@ -67,7 +67,7 @@ class FolderTokenizer:
     @property
     def largest(self) -> int:
         """Return the largest token id."""
-        return max(self._tokenizer.get_vocab().values())
+        return max(map(int, self._tokenizer.get_vocab().values()))
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer(text, verbose=False)["input_ids"]

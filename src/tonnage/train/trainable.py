@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from tonnage.errors import UnwritableFile, UsageError
 from tonnage.step import events
 from tonnage.step import model as models
 from tonnage.step.given import gather, reshard
-from tonnage.train import effects, labels
+from tonnage.train import checkpoints, effects, labels
 
 if TYPE_CHECKING:
     from tonnage.step.given import GivenNetwork
@@ -70,10 +69,11 @@ class _Numbers:
         self.losses.append(_copy_to_host(loss.detach()))
 
     def see_norm(self, norm: torch.Tensor) -> None:
-        self.norm = _copy_to_host(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        self.norm = _copy_to_host(norm)
 
 
 def _copy_to_host(number: torch.Tensor) -> torch.Tensor:
+    number = gather(number)  # under tensor parallelism also a loss is a DTensor
     host = torch.empty((), dtype=number.dtype, pin_memory=number.device.type == "cuda")
     return host.copy_(number.reshape(()), non_blocking=True)
 
@@ -156,7 +156,7 @@ class Trainable:
     def _read(self, numbers: _Numbers) -> tuple[float, float | None]:
         """Return the loss of all ranks, and the norm of the gradients before clipping."""
         self._wait()
-        loss = self._sum(math.fsum(float(loss) for loss in numbers.losses)) / self._ranks
+        loss = self._average(math.fsum(float(loss) for loss in numbers.losses))
         return loss, None if numbers.norm is None else float(numbers.norm)
 
     def forward_backward(self, batch: Batch, weight: float = 1.0, *, last: bool = True) -> torch.Tensor:
@@ -210,7 +210,7 @@ class Trainable:
                 inputs = ready.to_device(labels.with_a_label(batch, shifts=self._shifts))
                 loss = models.loss_of(ready.model(**inputs))
                 total += count
-                summed += float(loss) * count if count else 0.0
+                summed += float(gather(loss)) * count if count else 0.0
         reshard(self._given.network)
         total, summed = int(self._sum(total)), self._sum(summed)
         return Evaluation(loss=summed / total if total else math.nan, tokens=total)
@@ -218,6 +218,20 @@ class Trainable:
     def took_effect(self) -> tuple[Effect, ...]:
         """Return what is found in the network and its optimizers for each setting of the plan that changes a step."""
         return effects.look(self.ready)
+
+    def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+        """Save weights, optimizer states and random states in a new folder, whole or not at all.
+
+        `extra` are values that JSON can hold, which `resume` returns.  All ranks must call it.
+        """
+        checkpoints.save(self.ready, Path(folder), extra)
+
+    def resume(self, folder: str | Path) -> dict[str, Any]:
+        """Go on from a saved folder, bit for bit on as many ranks; return the `extra` that was saved with it.
+
+        The plan and the job must be the same, but for the number of ranks and how they shard.
+        """
+        return checkpoints.resume(self.ready, Path(folder))
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Save the network in a folder from which `from_pretrained` loads it; adapters as PEFT saves them.
@@ -227,8 +241,8 @@ class Trainable:
         network = self._network_to_save()
         reshard(self._given.network)
         state = {}
-        for name, tensor in network.state_dict().items():
-            whole = gather(tensor.detach())
+        for name, tensor in network.state_dict(keep_vars=True).items():
+            whole = gather(tensor)
             if self._is_first:
                 state[name] = whole.cpu()
         failure = ""
@@ -272,12 +286,13 @@ class Trainable:
 
     @property
     def _group(self) -> Any:
+        """Return the ranks that have batches of their own; None for one."""
         world = self.ready.step.world
-        return None if world.mesh is None else world.group("dp_replicate", "dp_shard")
+        return world.group("dp_replicate", "dp_shard") if world.axes.data_parallel > 1 else None
 
     @property
     def _ranks(self) -> int:
-        return 1 if self._group is None else dist.get_world_size(self._group)
+        return self.ready.step.world.axes.data_parallel
 
     @property
     def _is_first(self) -> bool:
@@ -285,6 +300,13 @@ class Trainable:
 
     def _sum(self, number: float) -> float:
         return labels.sum_over_ranks(number, self.ready.step.world.device, self._group)
+
+    def _average(self, loss: float) -> float:
+        """Return the mean of a loss over the ranks that have their own batches, or their own parts of a sequence."""
+        world = self.ready.step.world
+        ranks = world.axes.data_parallel * world.axes.cp
+        group = world.group("dp_replicate", "dp_shard", "cp") if ranks > 1 else None
+        return labels.sum_over_ranks(loss, world.device, group) / ranks
 
     def _scale(self) -> float:
         scaler = self.ready.scaler

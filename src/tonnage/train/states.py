@@ -1,0 +1,234 @@
+"""Weights and optimizer states of a step by the names of parameters, whatever optimizers contain one another.
+
+Plans compose optimizers: one for each parameter in backward, one on the host beside one on the card, one whose states
+ranks divide.  Each of them ends in ordinary optimizers of torch; here their states are found under keys such as
+`states.0.model.layers.1.mlp.up_proj.weight.exp_avg`, as DTensors where ranks divide a tensor, so that another number
+of ranks finds its parts.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from tonnage.step.main_weights import MainOptimizer
+from tonnage.techniques import disk
+
+if TYPE_CHECKING:
+    from tonnage.step.step import ReadyStep
+
+Leaf = tuple[str, torch.optim.Optimizer, dict[int, str]]
+"""The number of the step's optimizer, an ordinary optimizer inside it, and the names of its parameters by id."""
+
+_NUMBERS: Final = {"int": int, "float": float, "bool": bool}
+"""Kinds of plain numbers among states, which are saved as tensors."""
+
+
+def parameter_names(ready: ReadyStep) -> dict[int, str]:
+    """Return the name of each parameter in the network without DDP's wrapper, by id; a tied one has its first."""
+    names: dict[int, str] = {}
+    for name, parameter in ready.model.named_parameters():
+        names.setdefault(id(parameter), _without_wrapper(name))
+    return names
+
+
+def weights(ready: ReadyStep) -> dict[str, torch.Tensor]:
+    """Return the trained parameters by `weights.NAME`; if all are trained, every parameter and saved buffer."""
+    whole = ready.step.job.method == "full"
+    saved = ready.model.state_dict(keep_vars=True).items()
+    taken = {id(parameter) for parameter in ready.model.parameters() if whole or parameter.requires_grad}
+    return {
+        f"weights.{_without_wrapper(name)}": _as_dtensor(tensor)
+        for name, tensor in saved
+        if isinstance(tensor, torch.Tensor) and (whole or id(tensor) in taken)
+    }
+
+
+def states(ready: ReadyStep) -> dict[str, torch.Tensor]:
+    """Return all optimizer states of this rank, and the main weights that a narrower network was copied from."""
+    found: dict[str, torch.Tensor] = {}
+    for number, optimizer, names in leaves(ready):
+        for parameter, state in optimizer.state.items():
+            name = names.get(id(parameter))
+            for key, value in state.items() if name is not None else ():
+                kind = type(value).__name__ if type(value).__name__ in _NUMBERS else None
+                if isinstance(value, torch.Tensor):
+                    found[f"states.{number}.{name}.{key}"] = _like_parameter(value, parameter)
+                elif kind is not None:
+                    found[f"states.{number}.{name}.{key}#{kind}"] = torch.tensor(value)
+    found |= {f"main.{name}": copy.detach() for name, copy in _main_weights(ready)}
+    return found
+
+
+def empty_states(ready: ReadyStep, sizes: Mapping[str, tuple[torch.Size, torch.dtype]]) -> dict[str, torch.Tensor]:
+    """Return new tensors for those of the stored states that this rank's optimizers take, by the same keys.
+
+    `sizes` are the sizes and dtypes of everything that is stored.
+    """
+    by_parameter: dict[str, list[str]] = {}
+    for key in sizes:
+        if key.startswith("states."):
+            by_parameter.setdefault(key.rpartition(".")[0], []).append(key)
+    made: dict[str, torch.Tensor] = {}
+    for number, optimizer, names in leaves(ready):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                for key in by_parameter.get(f"states.{number}.{names.get(id(parameter))}", ()):
+                    made[key] = _empty(key, *sizes[key], parameter, group)
+    return made | {f"main.{name}": torch.empty_like(copy) for name, copy in _main_weights(ready)}
+
+
+def put_states(ready: ReadyStep, loaded: Mapping[str, torch.Tensor]) -> None:
+    """Give the optimizers the loaded states, and the copies that they keep of parameters the values of now."""
+    by_parameter: dict[str, list[str]] = {}
+    for key in loaded:
+        by_parameter.setdefault(key.rpartition(".")[0], []).append(key)
+    for number, optimizer, names in leaves(ready):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                keys = by_parameter.get(f"states.{number}.{names.get(id(parameter))}", ())
+                state = dict(_as_state(key.rpartition(".")[2], loaded[key], parameter) for key in keys)
+                if state:
+                    optimizer.state[parameter] = state
+    with torch.no_grad():
+        for name, copy in _main_weights(ready):
+            copy.copy_(loaded[f"main.{name}"])
+        for outer in ready.optimizers:
+            for parameter, copy, _ in getattr(outer, "pairs", ()):
+                copy.copy_(parameter)
+
+
+def groups(ready: ReadyStep) -> dict[str, list[dict[str, Any]]]:
+    """Return the hyperparameters of the groups of every optimizer, by where it is: `0`, `0.host`."""
+    return {
+        place: [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        for place, optimizer in _all_optimizers(ready)
+    }
+
+
+def put_groups(ready: ReadyStep, saved: Mapping[str, list[dict[str, Any]]]) -> None:
+    """Set the hyperparameters that `groups` returned; lists become tuples again where they were."""
+    for place, optimizer in _all_optimizers(ready):
+        for group, values in zip(optimizer.param_groups, saved.get(place, []), strict=False):
+            for key, value in values.items():
+                group[key] = tuple(value) if isinstance(value, list) else value
+
+
+def random_states(device: torch.device) -> dict[str, torch.Tensor]:
+    """Return this process's random states, of torch on the host and on the device, and of Python."""
+    version, numbers, spare = random.getstate()
+    found = {"cpu": torch.get_rng_state(), "python": torch.tensor([version, *numbers])}
+    if spare is not None:
+        found["python_spare"] = torch.tensor([spare], dtype=torch.float64)
+    if device.type == "cuda":
+        found["cuda"] = torch.cuda.get_rng_state(device)
+    return found
+
+
+def put_random_states(device: torch.device, saved: Mapping[str, torch.Tensor]) -> None:
+    """Set the random states that `random_states` returned."""
+    torch.set_rng_state(saved["cpu"])
+    version, *numbers = saved["python"].tolist()
+    spare = saved["python_spare"].item() if "python_spare" in saved else None
+    random.setstate((version, tuple(numbers), spare))
+    if device.type == "cuda" and "cuda" in saved:
+        torch.cuda.set_rng_state(saved["cuda"], device)
+
+
+def leaves(ready: ReadyStep) -> Iterator[Leaf]:
+    """Yield the ordinary optimizers in which all others end."""
+    names = parameter_names(ready)
+    for number, optimizer in enumerate(ready.optimizers):
+        yield from _leaves(str(number), optimizer, names)
+
+
+def _leaves(number: str, optimizer: Any, names: dict[int, str]) -> Iterator[Leaf]:
+    if isinstance(optimizer, MainOptimizer):
+        names = dict(_copies(optimizer, names))
+    names = {**names, **{id(copy): names[id(parameter)] for parameter, copy, _ in getattr(optimizer, "pairs", ())}}
+    inside = _inside(optimizer)
+    if not inside:
+        yield number, optimizer, names
+    for part in inside.values():
+        yield from _leaves(number, part, names)
+
+
+def _inside(optimizer: Any) -> dict[str, Any]:
+    """Return the optimizers that one contains: ours by `parts`, ZeroRedundancyOptimizer's by `optim`."""
+    parts: dict[str, Any] = getattr(optimizer, "parts", None) or {}
+    return parts or ({"optim": optimizer.optim} if hasattr(optimizer, "optim") else {})
+
+
+def _all_optimizers(ready: ReadyStep) -> Iterator[tuple[str, Any]]:
+    pending = [(str(number), optimizer) for number, optimizer in enumerate(ready.optimizers)]
+    while pending:
+        place, optimizer = pending.pop()
+        yield place, optimizer
+        pending += [(f"{place}.{name}", part) for name, part in _inside(optimizer).items()]
+
+
+def _copies(optimizer: MainOptimizer, names: dict[int, str]) -> Iterator[tuple[int, str]]:
+    """Yield the names of main weights: that of the parameter, with the range of its elements that a rank has."""
+    for copy, (parameter, begin, end) in zip(optimizer.param_groups[0]["params"], optimizer.slices, strict=True):
+        name = names[id(parameter)]
+        yield id(copy), name if end - begin == parameter.numel() else f"{name}[{begin}:{end}]"
+
+
+def _main_weights(ready: ReadyStep) -> Iterator[tuple[str, torch.Tensor]]:
+    names = parameter_names(ready)
+    for optimizer in ready.optimizers:
+        if isinstance(optimizer, MainOptimizer):
+            of_copies = dict(_copies(optimizer, names))
+            for copy in optimizer.param_groups[0]["params"]:
+                yield of_copies[id(copy)], copy
+
+
+def _without_wrapper(name: str) -> str:
+    return name.removeprefix("module.")
+
+
+def _as_dtensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a plain part under tensor parallelism as the DTensor that it is part of; others as they are."""
+    return _like_parameter(tensor.detach(), tensor)
+
+
+def _like_parameter(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    layout = getattr(parameter, "part_of", None)
+    if layout is None or value.shape != parameter.shape:
+        return value
+    shape, stride = layout.shape, layout.stride()
+    return DTensor.from_local(
+        value, layout.device_mesh, layout.placements, run_check=False, shape=shape, stride=stride
+    )
+
+
+def _empty(
+    key: str, size: torch.Size, dtype: torch.dtype, parameter: torch.Tensor, group: Mapping[str, Any]
+) -> torch.Tensor:
+    layout = getattr(parameter, "part_of", parameter)
+    if isinstance(layout, DTensor) and size == layout.shape:
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        part = torch.empty_like(local, dtype=dtype, requires_grad=False)
+        return DTensor.from_local(
+            part, layout.device_mesh, layout.placements, run_check=False, shape=size, stride=layout.stride()
+        )
+    is_on_host = key.endswith((".step", "#int", "#float", "#bool")) and not (
+        group.get("fused") or group.get("capturable")
+    )
+    device = torch.device("cpu") if is_on_host else parameter.device
+    if getattr(parameter, "is_in_file", False) and size.numel() * dtype.itemsize >= disk.SMALL_BYTES:
+        return disk.empty(tuple(size), dtype)
+    return torch.empty(size, dtype=dtype, device=device)
+
+
+def _as_state(key: str, value: torch.Tensor, parameter: torch.Tensor) -> tuple[str, Any]:
+    """Return a state's name and value as its optimizer keeps them."""
+    name, _, kind = key.partition("#")
+    if kind:
+        return name, _NUMBERS[kind](value.item())
+    is_part = getattr(parameter, "part_of", None) is not None and isinstance(value, DTensor)
+    return name, value.to_local() if is_part else value

@@ -1,0 +1,183 @@
+"""Checkpoints of several real processes (gloo), resumed by as many, by fewer and by more."""
+
+import json
+import multiprocessing
+import os
+import random
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.utils._pytree import tree_leaves
+
+import tonnage
+from networks import one_thread  # noqa: F401
+from real_text import batches, network
+from tonnage import Plan
+from tonnage.errors import UnwritableFile
+from tonnage.train import checkpoints
+
+BEFORE, STEPS, MICRO_BATCHES = 2, 4, 4
+IMPORTED_ONCE = ["transformers.models.llama.modeling_llama", "torch.distributed.fsdp", "torch.distributed.optim"]
+PLANS: dict[str, dict[str, Any]] = {
+    **{shard: {"shard": shard} for shard in ("ddp", "zero1", "zero2", "zero3")},
+    "muon": {"shard": "zero1", "optimizer": "muon"},
+    "parameters": {"shard": "zero3", "param_offload": "cpu"},
+    "tp": {"tp": 2, "shard": "ddp"},
+    "tp zero3": {"tp": 2, "shard": "zero3"},
+}
+
+
+def started(name: str) -> Any:
+    plan = Plan(**{"precision": "fp32", "optimizer": "adamw", **PLANS[name]})
+    return tonnage.apply(plan, network(), {"lr": 1e-3})
+
+
+def losses(trainable: Any, steps: range) -> list[float]:
+    world = trainable.ready.step.world
+    shared = trainable.ready.step.plan.tp
+    each = MICRO_BATCHES * shared // world.size
+    mine = [step[world.rank // shared * each :][:each] for step in batches(STEPS, MICRO_BATCHES)]
+    return [trainable.step(mine[index]).loss for index in steps]
+
+
+def possible(world: int) -> list[str]:
+    return [name for name, plan in PLANS.items() if plan.get("tp", 1) <= world]
+
+
+def save_main(rank: int, world: int, folder: str) -> None:
+    join(rank, world, folder)
+    expected = {}
+    for name in possible(world):
+        trainable = started(name)
+        losses(trainable, range(BEFORE))
+        trainable.save(Path(folder) / f"{name}-{world}", {"step": BEFORE})
+        expected[name] = losses(trainable, range(BEFORE, STEPS))
+    if rank == 1:  # the disk of one rank alone is full
+        torch.save = full_disk
+    try:
+        started("zero3").save(Path(folder) / f"full-{world}")
+    except UnwritableFile as error:
+        expected["full"] = [str(error).partition(": ")[2]]
+    finish(rank, folder, f"saved-{world}", expected)
+
+
+def full_disk(*_: Any, **__: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def resume_main(rank: int, world: int, folder: str, saved_by: int) -> None:
+    join(rank, world, folder)
+    found = {}
+    for name in set(possible(world)) & set(possible(saved_by)):
+        trainable = started(name)
+        assert trainable.resume(Path(folder) / f"{name}-{saved_by}") == {"step": BEFORE}
+        found[name] = losses(trainable, range(BEFORE, STEPS))
+    finish(rank, folder, f"resumed-{saved_by}-{world}", found)
+
+
+def join(rank: int, world: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/group-{os.getppid()}-{world}-{time.time_ns() if world == 1 else ''}", world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+
+
+def finish(rank: int, folder: str, name: str, found: dict[str, Any]) -> None:
+    Path(folder, f"{name}-{rank}").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[dict[str, Any]]]:
+    """Return a function that starts ranks once and returns what each of them found."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
+
+    @cache
+    def start(world: int, saved_by: int | None = None) -> list[dict[str, Any]]:
+        main, arguments = (save_main, ()) if saved_by is None else (resume_main, (saved_by,))
+        (folder / f"group-{saved_by}-{world}").unlink(missing_ok=True)
+        mp.start_processes(main, (world, str(folder), *arguments), nprocs=world, start_method="forkserver")
+        name = f"saved-{world}" if saved_by is None else f"resumed-{saved_by}-{world}"
+        return [json.loads((folder / f"{name}-{rank}").read_text()) for rank in range(world)]
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("saved_by", "world", "name"),
+    [
+        (saved_by, world, name)
+        for saved_by, world in ((2, 2), (2, 1), (2, 4), (1, 2))
+        for name in PLANS
+        if name in possible(world) and name in possible(saved_by)
+    ],
+)
+def test_any_number_of_ranks_goes_on(saved_by: int, world: int, name: str, run: Any) -> None:
+    expected = run(saved_by)[0][name]
+    found = [of_rank[name] for of_rank in run(world, saved_by)]
+    assert all(of_rank == found[0] for of_rank in found)
+    assert found[0] == (expected if world == saved_by else pytest.approx(expected, rel=1e-6))
+
+
+def test_every_rank_learns_that_one_could_not_write(run: Any) -> None:
+    found = [of_rank["full"] for of_rank in run(2)]
+    assert found[1] == ["No space left on device."]
+    assert found[0][0] in ("No space left on device.", "another rank failed.")
+
+
+def killed_main(folder: str) -> None:
+    torch.set_num_threads(1)
+    checkpoints.remove_partial(Path(folder))
+    trainable, every = tonnage.apply(Plan(precision="fp32"), network(), {"lr": 1e-3}), batches(MANY)
+    newest = checkpoints.last_whole(Path(folder), on_skipped=Path(folder, "skipped").write_text)
+    done = trainable.resume(newest)["step"] if newest else 0
+    for step in range(done, MANY):
+        loss = trainable.step(every[step]).loss
+        trainable.save(Path(folder) / f"step-{step + 1}", {"step": step + 1, "loss": loss})
+        checkpoints.keep(Path(folder), last=2)
+
+
+MANY, KILLS = 60, 12
+
+
+def test_a_kill_at_any_moment_loses_nothing(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*IMPORTED_ONCE, "tonnage.train.applying", __name__])
+    delays = random.Random(5)
+
+    def go_on(folder: Path) -> Any:
+        folder.mkdir(exist_ok=True)
+        process = context.Process(target=killed_main, args=(str(folder),))
+        process.start()
+        return process
+
+    whole = go_on(tmp_path / "whole")
+    whole.join()
+    for _ in range(KILLS):
+        process = go_on(tmp_path / "killed")
+        before = checkpoints.list_checkpoints(tmp_path / "killed")
+        while process.is_alive() and checkpoints.list_checkpoints(tmp_path / "killed") == before:
+            time.sleep(0.001)
+        time.sleep(delays.uniform(0, 0.1))
+        process.kill()
+        process.join()
+    last = go_on(tmp_path / "killed")
+    last.join()
+    assert last.exitcode == whole.exitcode == 0
+    assert not (tmp_path / "killed" / "skipped").exists()
+    ends = []
+    for name in ("whole", "killed"):
+        trainable = tonnage.apply(Plan(precision="fp32"), network(), {"lr": 1e-3})
+        extra = trainable.resume(tmp_path / name / f"step-{MANY}")
+        ends.append((extra, trainable.ready.optimizer.state_dict(), trainable.model.state_dict()))
+    assert ends[0][0] == ends[1][0]
+    leaves = [[leaf for leaf in tree_leaves(end) if isinstance(leaf, torch.Tensor)] for end in ends]
+    assert all(torch.equal(one, other) for one, other in zip(*leaves, strict=True))
