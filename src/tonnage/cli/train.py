@@ -77,7 +77,9 @@ def train(
     eval_share: Annotated[
         float, _option("eval-share", "Share of the data that is held out with --eval-every.", "PART")
     ] = 0.01,
-    save_every: Annotated[int | None, _option("save-every", "Save a checkpoint after each N steps.")] = None,
+    save_every: Annotated[
+        int, _option("save-every", "Save a checkpoint after each N steps, and after the last one.")
+    ] = 500,
     keep: Annotated[int, _option("keep", "Last checkpoints that are kept, beside the best one.")] = 2,
     spike_sigmas: Annotated[
         float,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +47,13 @@ class Source:
         if not isinstance(size, int):
             raise UnreadableModel("The model's configuration has no vocab_size; give a language model.")
         return size
+
+    @property
+    def digest(self) -> str:
+        """Return a text that differs for another configuration, or for weight files of other sizes."""
+        files = sorted(file for pattern in _WEIGHTS for file in (self.folder.glob(pattern) if self.folder else ()))
+        weights = [(file.name, file.stat().st_size) for file in files]
+        return hashlib.sha256(json.dumps([self.config, weights], sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def description(self) -> str:

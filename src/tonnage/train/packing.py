@@ -102,9 +102,12 @@ def hold_out(sequences: Sequences, share: float, seed: int) -> tuple[Sequences, 
 @lru_cache(maxsize=2)
 def shuffle(count: int, seed: int, epoch: int) -> torch.Tensor:
     """Return the order of an epoch."""
-    text = f"{seed} {epoch}".encode()
-    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:7], "big"))
-    return torch.randperm(count, generator=generator)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(mix(seed, epoch)))
+
+
+def mix(*numbers: int) -> int:
+    """Return a seed that is a function of all the numbers."""
+    return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:7], "big")
 
 
 def rows_of_step(begin: int, end: int, count: int, seed: int) -> list[int]:

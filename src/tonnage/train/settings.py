@@ -47,8 +47,8 @@ class Settings:
     """Steps from one evaluation to the next; None: none."""
     eval_share: float = 0.01
     """Share of the sequences that is held out for evaluation without `eval_data`."""
-    save_every: int | None = None
-    """Steps from one checkpoint to the next; None: none."""
+    save_every: int = 500
+    """Steps from one checkpoint to the next; the last step has one too."""
     keep: int = 2
     """Last checkpoints that are kept, beside the best one."""
     spike_sigmas: float = 6.0

@@ -10,6 +10,7 @@ import torch
 
 from tonnage.cluster import CPU
 from tonnage.errors import UsageError
+from tonnage.mesh import make_mesh
 from tonnage.planner import plan_file
 from tonnage.train import applying, checks, data, networks, packing, schedules, tokens
 from tonnage.units import pluralise
@@ -41,8 +42,8 @@ class Setup:
     """The techniques of the plan file."""
     cluster: Cluster
     """The GPUs of the plan file."""
-    ranks: int
-    """Number of processes."""
+    replicas: int
+    """Ranks that read batches of their own."""
     source: Source
     """Where the network comes from."""
     tokenizer: Tokenizer
@@ -63,7 +64,7 @@ class Setup:
     @property
     def rows_a_step(self) -> int:
         """Return the sequences of a step of all ranks."""
-        return self.job.micro_batch * self.job.grad_accum * self.ranks
+        return self.job.micro_batch * self.job.grad_accum * self.replicas
 
     @property
     def on_cpu(self) -> bool:
@@ -90,8 +91,9 @@ def prepare(settings: Settings, ranks: int) -> Setup:
         raise UsageError(
             f'The plan is for {cluster}, and this machine has no GPU; a plan with gpu = "cpu" trains on the CPU.'
         )
-    job = job.on_ranks(ranks)
     checks.check_supported(job, plan)
+    replicas = make_mesh(plan, ranks, cluster.gpus_per_node).data_parallel
+    job = job.on_ranks(replicas)
     source = networks.find(settings.model)
     networks.check_model(plan_file.read(settings.plan).model, source)
     if source.folder is None and job.method != "full":
@@ -111,7 +113,7 @@ def prepare(settings: Settings, ranks: int) -> Setup:
         if len(training) < 2:
             raise UsageError("The data is a single sequence, of which none can be held out; give --eval-data.")
         training, evaluation = packing.hold_out(training, settings.eval_share, settings.seed)
-    rows = job.micro_batch * job.grad_accum * ranks
+    rows = job.micro_batch * job.grad_accum * replicas
     total, last_row = _count_steps(settings, len(training), rows)
     kind = "random" if source.folder is None else "full" if job.method == "full" else "adapters"
     return Setup(
@@ -119,7 +121,7 @@ def prepare(settings: Settings, ranks: int) -> Setup:
         job=job,
         plan=plan,
         cluster=cluster,
-        ranks=ranks,
+        replicas=replicas,
         source=source,
         tokenizer=tokenizer,
         training=training,
