@@ -6,6 +6,7 @@ the numbers of steps and rows that are done.  A resumed run therefore does what 
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import shutil
@@ -107,13 +108,21 @@ def train(settings: Settings) -> Outcome:
             progress.remark(line)
         if rank == 0:
             _begin_folder(setup, progress)
-        run = _Run(setup, rank, progress)
-        with run.stops_on_signals():
-            return run.run()
+        return _run(setup, rank, progress)
     finally:
         progress.close()
         if dist.is_initialized():
+            gc.collect()  # what is sharded refers to groups of ranks, and to itself
             dist.destroy_process_group()
+
+
+def _run(setup: Setup, rank: int, progress: Progress) -> Outcome:
+    run = _Run(setup, rank, progress)
+    with run.stops_on_signals():
+        outcome = run.run()
+    if dist.is_initialized():
+        dist.barrier()  # no rank leaves while another one writes
+    return outcome
 
 
 def _check_out(settings: Settings) -> None:
