@@ -39,7 +39,7 @@ def apply(
 
     If anything cannot be done, the network stays as it was.
     """
-    plan, job, cluster = _read(plan, job)
+    plan, job, cluster = read_plan(plan, job)
     checks.check_network(network)
     job = replace(job, model=_reference(network))
     if qlora.formats(network):
@@ -78,7 +78,7 @@ def apply(
     return Trainable(ready, given, snapshot)
 
 
-def _read(plan: Plan | str | Path, job: Job | None) -> tuple[Plan, Job, Cluster | None]:
+def read_plan(plan: Plan | str | Path, job: Job | None) -> tuple[Plan, Job, Cluster | None]:
     """Return the plan, the job and the GPUs of a Plan or of a plan file; the GPUs of a Plan are not known."""
     if isinstance(plan, Plan):
         return plan, job or Job(), None

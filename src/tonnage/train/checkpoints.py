@@ -42,8 +42,8 @@ _PARTIAL: Final = ".partial"
 _MOST_MANIFEST_BYTES: Final = 1 << 28
 _READ_BYTES: Final = 1 << 24
 
-_MAY_DIFFER: Final = ("shard", "param_offload")
-"""Options of a plan under which the same states are divided otherwise."""
+MAY_DIFFER: Final = ("shard", "param_offload", "micro_batch", "grad_accum")
+"""Options under which the same states are divided otherwise, or the same batches."""
 
 _KINDS: Final = {
     **{
@@ -270,7 +270,7 @@ def _check_same(ready: ReadyStep, manifest: Mapping[str, Any]) -> None:
     """Raise UsageError if the checkpoint was saved under another plan or job."""
     for kind, value in (("plan", ready.step.plan), ("job", ready.step.job)):
         now, before = _described(value), manifest[kind]
-        for name in sorted({*now, *before} - set(_MAY_DIFFER)):
+        for name in sorted({*now, *before} - set(MAY_DIFFER)):
             if now.get(name) != before.get(name):
                 raise UsageError(
                     f"The checkpoint was saved with {spell_option(name)} {before.get(name)}, and this {kind} has "
