@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.train.trainable import Trainable
-    from tonnage.train.tuning import Tuned
+    from tonnage.tuning.decisions import Tuned
     from tonnage.workers.worker import Worker
 
 Source = Literal["ghost", "meta"]
@@ -262,7 +262,7 @@ def tune(
     """
     from pathlib import Path
 
-    from tonnage.train.here import tune_here
+    from tonnage.tuning.here import tune_here
 
     _check_switches(forget=forget, offline=offline)
     _check_numbers(gpus=gpus, trials=trials, steps=steps)

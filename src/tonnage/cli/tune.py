@@ -54,7 +54,7 @@ def tune(
     from tonnage.cli.progress import progress
     from tonnage.files import check_outputs, write_text
     from tonnage.report.tuning import render
-    from tonnage.train.here import tune_here
+    from tonnage.tuning.here import tune_here
 
     check_outputs(save)
     with progress() as say:

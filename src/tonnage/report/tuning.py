@@ -8,8 +8,8 @@ from tonnage.planner.describe import describe
 from tonnage.units import format_gib
 
 if TYPE_CHECKING:
-    from tonnage.train.outcome import Outcome
-    from tonnage.train.tuning import Trial, Tuned
+    from tonnage.tuning.decisions import Trial, Tuned
+    from tonnage.tuning.outcome import Outcome
 
 _BAR: Final = 24
 _ENDINGS: Final = {"out_of_memory": "out of memory", "failed": "failed"}

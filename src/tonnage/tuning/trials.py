@@ -19,7 +19,7 @@ from tonnage.cluster import CPU
 from tonnage.errors import UnreadableFile
 from tonnage.files import read_text
 from tonnage.techniques import environment
-from tonnage.train.outcome import Outcome, worst
+from tonnage.tuning.outcome import Outcome, worst
 
 if TYPE_CHECKING:
     from tonnage.cluster import Cluster
@@ -86,7 +86,7 @@ class Trials:
             spec, result, words = Path(own) / "spec.json", Path(own) / "result", Path(own) / "words"
             spec.write_text(json.dumps({**self._spec(candidate), "folder": own}), encoding="utf-8")
             ranks = self._cluster.gpus
-            module = ["-m", "tonnage.train.trial", str(spec), str(result)]
+            module = ["-m", "tonnage.tuning.trial", str(spec), str(result)]
             launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
             command = [sys.executable, *(launcher if ranks > 1 else []), *module]
             with words.open("wb") as output:

@@ -17,14 +17,14 @@ from tonnage.planner import ask, plan_file
 from tonnage.planner.describe import describe
 from tonnage.planner.solution import Candidate
 from tonnage.techniques import refusals
-from tonnage.train import tuning
-from tonnage.train.trials import Trials
 from tonnage.trainers.cases import request
+from tonnage.tuning import decisions
+from tonnage.tuning.trials import Trials
 
 if TYPE_CHECKING:
     from tonnage.cluster import Cluster
     from tonnage.planner.plan_file import PlanFile
-    from tonnage.train.tuning import Trial, Tuned
+    from tonnage.tuning.decisions import Trial, Tuned
 
 Starts = list[tuple[str, Candidate]]
 """Names and candidates, the most promising first."""
@@ -84,7 +84,7 @@ def tune_here(
         for _, candidate in starts[:1]:
             history.forget(Case(candidate.job, candidate.plan, cluster))
     run = Trials(cluster, out, steps=steps, timeout_seconds=timeout_seconds)
-    tuned = tuning.tune(
+    tuned = decisions.tune(
         starts,
         run.run,
         is_possible=lambda candidate: is_possible(candidate, cluster),

@@ -13,8 +13,8 @@ from tonnage.errors import UnreadableFile
 from tonnage.ghost import environment as ghost_environment
 from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan
-from tonnage.train.outcome import Outcome
-from tonnage.train.trials import RECORDS, Trials
+from tonnage.tuning.outcome import Outcome
+from tonnage.tuning.trials import RECORDS, Trials
 
 
 def trials(folder: Path, gpu: str = "cpu", **variables: str) -> Trials:

@@ -7,8 +7,8 @@ import pytest
 from networks import tiny_job
 from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan
-from tonnage.train.outcome import Outcome, worst
-from tonnage.train.tuning import Tuned, tune
+from tonnage.tuning.decisions import Tuned, tune
+from tonnage.tuning.outcome import Outcome, worst
 
 CARD = 100
 

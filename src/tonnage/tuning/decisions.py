@@ -15,7 +15,7 @@ from tonnage.errors import UsageError
 from tonnage.mesh import divisors
 from tonnage.planner import plan_file
 from tonnage.planner.solution import Candidate
-from tonnage.train.outcome import Outcome
+from tonnage.tuning.outcome import Outcome
 
 Try = Callable[[Candidate], Outcome]
 

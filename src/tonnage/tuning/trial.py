@@ -1,6 +1,6 @@
 """A trial of one plan on this machine, in a process of its own for each rank.
 
-    python -m tonnage.train.trial SPEC RESULT
+    python -m tonnage.tuning.trial SPEC RESULT
 
 SPEC is a file with the job and the plan as JSON; each rank writes what it found to RESULT.rank.  The network has
 random weights and its batches have full length, so nothing that training meets is longer.  After enough steps to be
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.train.outcome import Outcome
+from tonnage.tuning.outcome import Outcome
 
 if TYPE_CHECKING:
     from tonnage.step.step import ReadyStep
