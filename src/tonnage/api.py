@@ -214,7 +214,7 @@ def dry_run(
 
 def apply(
     plan: "Plan | str | Path",
-    model: "nn.Module",
+    model: "nn.Module | str | Path",
     optimizer: "Mapping[str, Any] | Callable[[list[Any]], Optimizer] | None" = None,
     *,
     job: "Job | None" = None,
@@ -226,10 +226,11 @@ def apply(
             print(trainable.step(batches).loss)
         trainable.unapply().save_pretrained("trained")
 
-    `plan` is a Plan or a plan file; `model` is the network with its weights, which is changed in place.  `optimizer`
-    are hyperparameters by name (lr, weight_decay, betas, eps, momentum), or a function that makes the plan's
-    optimizer from a list of parameters; by default they are those of the estimate.  `job` says what is trained
-    (`method`, LoRA's rank); by default that of the file, or all weights.  Raises UsageError, CannotEstimate and their
+    `plan` is a Plan, a plan file, or `auto`: the fastest that is predicted to fit this machine's GPUs.  `model` is
+    the network with its weights, which is changed in place, or a folder of `save_pretrained`.  `optimizer` are
+    hyperparameters by name (lr, weight_decay, betas, eps, momentum), or a function that makes the plan's optimizer
+    from a list of parameters; by default they are those of the estimate.  `job` says what is trained (`method`,
+    LoRA's rank); by default that of the file, or all weights.  Raises UsageError, CannotEstimate and their
     subclasses, and leaves the network as it was.
     """
     from tonnage.train import applying

@@ -273,7 +273,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "engine": ({"engine": "hf-trainer"}, "a loop of its own"),
     "dtype": ({"precision": "bf16-true"}, "weights are float32, and under bf16-true .* bfloat16"),
     "meta": ({"model": network().to("meta")}, "meta device"),
-    "a class": ({"model": "gpt2"}, "model is a str"),
+    "a class": ({"model": "gpt2"}, "gpt2 does not exist; give a model's folder"),
     "nothing to train": ({"model": network().requires_grad_(False)}, "requires a gradient"),
     "unknown hyperparameter": ({"optimizer": {"rate": 1}}, "no hyperparameter 'rate'; possible: lr"),
     "momentum": ({"optimizer": {"momentum": 0.9}}, "adamw has no hyperparameter 'momentum'"),
@@ -345,3 +345,31 @@ def test_settings_without_effect_are_seen() -> None:
 def test_torch_is_imported_when_it_is_needed() -> None:
     code = "import sys, tonnage; tonnage.apply; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_folder_is_loaded_as_the_plan_wants_it(tmp_path: Path) -> None:
+    network().save_pretrained(tmp_path)
+    trainable = tonnage.apply(Plan(precision="bf16-true"), tmp_path, {"lr": 1e-3})
+    assert {parameter.dtype for parameter in trainable.model.parameters()} == {torch.bfloat16}
+    assert trainable.step(batches(1)[0]).tokens > 0
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    network().config.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="has no weights"):
+        tonnage.apply(Plan(precision="fp32"), tmp_path)
+    with pytest.raises(UsageError, match="does not exist"):
+        tonnage.apply(Plan(precision="fp32"), tmp_path / "nowhere")
+
+
+def test_auto_without_a_card_is_refused() -> None:
+    with pytest.raises(UsageError, match="this machine's GPUs, and it has none; give a Plan"):
+        tonnage.apply("auto", network())
+
+
+def test_auto_takes_the_fastest_plan_that_fits(worker: Any) -> None:
+    from tonnage.catalog.devices import parse_cluster
+    from tonnage.train import choosing
+
+    job = Job(seq_len=32, micro_batch=2)
+    assert choosing.choose(network(torch.bfloat16), job, parse_cluster("a100-40gb")).precision == "bf16-true"

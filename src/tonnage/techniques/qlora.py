@@ -95,7 +95,7 @@ def _build_unquantized(step: Step) -> nn.Module:
     if step.initialise:
         model.initialise(network)
     weights = dict(network.named_parameters())
-    quantizer = AutoHfQuantizer.from_config(_quantization_config(step.plan, step.weights_dtype), pre_quantized=False)
+    quantizer = AutoHfQuantizer.from_config(quantization_config(step.plan, step.weights_dtype), pre_quantized=False)
     quantizer.preprocess_model(network, device_map=None)
     for name, module in network.named_modules():
         if isinstance(module, Linear4bit):
@@ -156,7 +156,7 @@ def loaded(step: Step) -> nn.Module:
             state_dict=_host_state_dict(network),
             dtype=step.weights_dtype,
             device_map={"": device},
-            quantization_config=_quantization_config(step.plan, step.weights_dtype),
+            quantization_config=quantization_config(step.plan, step.weights_dtype),
             **chosen,
         )
     return quantized.train()
@@ -183,7 +183,8 @@ def _host_state_dict(network: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def _quantization_config(plan: Plan, compute: torch.dtype) -> Any:
+def quantization_config(plan: Plan, compute: torch.dtype) -> Any:
+    """Return transformers' configuration of the plan's format, whose layers compute in this dtype."""
     import torch
     from transformers import BitsAndBytesConfig
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -24,22 +24,33 @@ from tonnage.step import model as models
 from tonnage.step.given import GivenNetwork
 from tonnage.step.step import Step, assemble
 from tonnage.techniques import environment, qlora, select_techniques
-from tonnage.train import checks
+from tonnage.train import checks, choosing, networks
 from tonnage.train.restoring import Snapshot
 from tonnage.train.trainable import Trainable
+
+AUTO: Final = "auto"
+"""The plan that is searched for."""
 
 Hyperparameters = Mapping[str, Any] | Callable[[list[Any]], torch.optim.Optimizer]
 """Hyperparameters by name, or a function that makes the plan's optimizer over a list of parameters."""
 
 
 def apply(
-    plan: Plan | str | Path, network: nn.Module, optimizer: Hyperparameters | None = None, *, job: Job | None = None
+    plan: Plan | str | Path,
+    network: nn.Module | str | Path,
+    optimizer: Hyperparameters | None = None,
+    *,
+    job: Job | None = None,
 ) -> Trainable:
     """Return the network under the plan, ready to train; `tonnage.api.apply` explains the arguments.
 
     If anything cannot be done, the network stays as it was.
     """
+    if plan == AUTO:
+        plan = _choose_plan(network, job or Job())
     plan, job, cluster = read_plan(plan, job)
+    if isinstance(network, str | Path):
+        network = networks.load(network, job, plan)
     checks.check_network(network)
     job = replace(job, model=reference(network))
     if qlora.formats(network):
@@ -76,6 +87,17 @@ def apply(
     given.release()
     ready.model.train()
     return Trainable(ready, given, snapshot)
+
+
+def _choose_plan(network: nn.Module | str | Path, job: Job) -> Plan:
+    """Return the fastest plan for a network on this machine's GPUs.  Raises UsageError without one."""
+    if isinstance(network, str | Path):
+        raise UsageError("auto plans for a network that is there; load it, or give a plan beside the folder.")
+    checks.check_network(network)
+    if not torch.cuda.is_available():
+        raise UsageError("auto plans for this machine's GPUs, and it has none; give a Plan.")
+    job = job.with_method("lora") if checks.adapted(network) is not None and job.method == "full" else job
+    return choosing.choose(network, job, _this_cluster("cuda", int(os.environ.get("WORLD_SIZE", "1"))))
 
 
 def read_plan(plan: Plan | str | Path, job: Job | None) -> tuple[Plan, Job, Cluster | None]:

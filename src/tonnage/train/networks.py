@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from tonnage.catalog.configurations import resolve
 from tonnage.errors import TonnageError, UnreadableModel, UsageError
 from tonnage.model import text_part
+from tonnage.techniques import qlora
 from tonnage.techniques.precision import dtype
 
 if TYPE_CHECKING:
@@ -65,12 +67,18 @@ def find(model: str) -> Source:
     """Return the source that `--model` names: a folder with weights, or a configuration.  Raises UsageError."""
     path = Path(model).expanduser()
     if not path.exists():
-        raise UsageError(
-            f"--model {model} does not exist; give a model's folder, or a config.json for random weights."
-        )
+        raise UsageError(f"{model} does not exist; give a model's folder, or a config.json for random weights.")
     config = resolve(path if path.is_absolute() else f"./{path}", offline=True).config
     has_weights = path.is_dir() and any(next(path.glob(pattern), None) for pattern in _WEIGHTS)
     return Source(config=config, folder=path if has_weights else None, home=path if path.is_dir() else path.parent)
+
+
+def load(folder: str | Path, job: Job, plan: Plan) -> Any:
+    """Return the network of a folder with weights, as the plan wants it.  Raises UsageError if it has none."""
+    source = find(str(folder))
+    if source.folder is None:
+        raise UsageError(f"{folder} has no weights; give a folder that save_pretrained wrote, or a network.")
+    return build(source, job, plan, seed=torch.initial_seed())
 
 
 def check_model(planned: str, source: Source) -> None:
@@ -93,19 +101,29 @@ def check_model(planned: str, source: Source) -> None:
 
 
 def build(source: Source, job: Job, plan: Plan, seed: int) -> Any:
-    """Return the network on the host, in the dtype that the plan gives its weights."""
+    """Return the network, in the dtype that the plan gives its weights: on the host, or quantized on its device."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     weights_dtype = choose_dtype(job, plan)
     torch.manual_seed(seed)
     try:
         if source.folder is not None:
-            return AutoModelForCausalLM.from_pretrained(source.folder, dtype=weights_dtype, local_files_only=True)
+            quantized = _quantized(plan, weights_dtype) if job.method == "qlora" else {}
+            return AutoModelForCausalLM.from_pretrained(
+                source.folder, dtype=weights_dtype, local_files_only=True, **quantized
+            )
         config = AutoConfig.for_model(**_without_code(source.config))
         return AutoModelForCausalLM.from_config(config, dtype=weights_dtype)
     except (ValueError, OSError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UnreadableModel(f"transformers cannot make a causal language model of it: {reason}") from error
+
+
+def _quantized(plan: Plan, compute: torch.dtype) -> dict[str, Any]:
+    """Return the arguments by which transformers quantizes layers while it loads them, each on its device."""
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = f"cuda:{rank}" if torch.cuda.is_available() else "cpu"
+    return {"quantization_config": qlora.quantization_config(plan, compute), "device_map": {"": device}}
 
 
 def choose_dtype(job: Job, plan: Plan) -> torch.dtype:
