@@ -4,8 +4,9 @@
 
 The grid has the values of every option that leave the mathematics of training as they are, in every combination
 that the engine takes.  All are priced by the time model.  Those that are faster than the first plan and whose lower
-bound of memory fits are run on the ghost, fastest first, until one fits: that is the best of the grid.  What needs
-at least as much as a combination that did not fit is not run.  `--json` keeps each answer, and a second call goes on.
+bound of memory fits are run on the ghost, until all that are faster than one that fits are known not to fit.
+Combinations that use the host's memory, which `plan` only tries if nothing fits without, are judged apart.  `--json`
+keeps each answer, and a second call goes on.
 
 Compilation is no part of the grid: `plan` offers it, and takes it if it is stated.
 """
@@ -14,7 +15,7 @@ import argparse
 import itertools
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +31,7 @@ from tonnage.planner.ask import ask
 from tonnage.planner.describe import describe
 from tonnage.planner.dominance import needs_at_least
 from tonnage.planner.fit import fits
-from tonnage.planner.pricing import Priced, bound_candidate, price_all, price_candidate, price_in_order
+from tonnage.planner.pricing import Priced, price_all, price_candidate
 from tonnage.planner.probe import Need
 from tonnage.planner.question import Question
 from tonnage.planner.solution import Candidate
@@ -96,17 +97,27 @@ class Result:
     seconds: float = 0.0
     """A step of the first plan."""
     best: str = ""
-    """The fastest of the grid that fits."""
+    """The fastest of the grid that fits without the host's memory."""
     best_seconds: float = 0.0
     """A step of it; where the runs ended before one fitted, a bound: the fastest that was not run."""
     runs: int = 0
     whole: bool = True
     """False if the runs ended before the grid was decided: the share is then a lower bound."""
+    best_offload: str = ""
+    """The fastest of those that use the host's memory, if it is faster than `best`."""
+    offload_seconds: float = 0.0
+    """A step of it, or of `best`, or a bound as above."""
+    offload_whole: bool = True
 
     @property
     def share(self) -> float:
-        """Return the share of the best speed that the first plan has."""
+        """Return the share of the best speed without the host's memory that the first plan has."""
         return self.best_seconds / self.seconds
+
+    @property
+    def offload_share(self) -> float:
+        """Return the share of the best speed of the whole grid that the first plan has."""
+        return self.offload_seconds / self.seconds
 
 
 def judge(engine: str, number: int, most_runs: int) -> Result:
@@ -121,11 +132,17 @@ def judge(engine: str, number: int, most_runs: int) -> Result:
         return Result(engine, number, solution.status)
     first = price_candidate(solution.plans[0].candidate, question.cluster)
     assert first.timing is not None
-    faster = list(_list_faster(question, first))
     with TrialRunner(lambda text: None) as runner:
-        best, runs, whole = _find_best(question, faster, runner, most_runs)
-    best = best or first
+        grid = list(_list_grid(question, first.candidate.plan))
+        faster = [one for one in price_all(grid, question.cluster) if _is_faster(one, first)]
+        best, runs, whole = _find_best(question, _list_possible(question, faster), runner, most_runs)
+        best = best or first
+        moved = (offload for one in faster for offload in _list_offloads(question, one.candidate))
+        rivals = [one for one in price_all(moved, question.cluster) if _is_faster(one, best)]
+        offload, more, offload_whole = _find_best(question, _list_possible(question, rivals), runner, most_runs)
+    offload = offload or best
     assert best.timing is not None
+    assert offload.timing is not None
     return Result(
         engine,
         number,
@@ -134,23 +151,20 @@ def judge(engine: str, number: int, most_runs: int) -> Result:
         seconds=first.timing.step_seconds,
         best=describe(best.candidate),
         best_seconds=best.timing.step_seconds,
-        runs=runs,
+        runs=runs + more,
         whole=whole,
+        best_offload=describe(offload.candidate) if offload is not best else "",
+        offload_seconds=offload.timing.step_seconds,
+        offload_whole=offload_whole,
     )
 
 
-def _list_faster(question: Question, first: Priced) -> Iterator[Priced]:
-    """Yield what the engine takes and that is faster than the first plan, fastest first, if its bound fits."""
+def _list_possible(question: Question, order: list[Priced]) -> Iterator[Priced]:
+    """Yield those whose lower bound fits and that the engine takes."""
     engine, cluster = engine_of(question.plan), question.cluster
-    grid = list(_list_grid(question, first.candidate.plan))
-    without = [one for one in price_all(grid, cluster) if _is_faster(one, first)]
-    moved = (candidate for one in without for candidate in _list_offloads(question, one.candidate))
-    bounded = (bound_candidate(one, cluster) for one in (*(one.candidate for one in without), *moved))
-    possible = [one for one in bounded if one.bound_bytes <= question.budget_bytes]
-    for priced in price_in_order(possible, cluster):
-        if not _is_faster(priced, first):
-            return
-        if not engine.refusals(Case(priced.candidate.job, priced.candidate.plan, cluster)):
+    for priced in order:
+        case = Case(priced.candidate.job, priced.candidate.plan, cluster)
+        if priced.bound_bytes <= question.budget_bytes and not engine.refusals(case):
             yield priced
 
 
@@ -170,7 +184,7 @@ def _list_offloads(question: Question, candidate: Candidate) -> Iterator[Candida
 def _list_grid(question: Question, first: Plan) -> Iterator[Candidate]:
     """Yield every combination of values; `first` has the options that are not in the grid."""
     values = {name: list(_list_values(question, name)) for name in SEARCHED}
-    bare = replace(first, **dict.fromkeys(OFFLOADS, "none"))
+    bare = replace_checked(first, dict.fromkeys(OFFLOADS, "none"))
     base = replace(question.job, global_batch_tokens=None)
     jobs: dict[tuple[int, int], Job] = {}
     engine, cluster = engine_of(first), question.cluster
@@ -184,9 +198,8 @@ def _list_grid(question: Question, first: Plan) -> Iterator[Candidate]:
             except TonnageError:
                 continue
             each, rest = divmod(question.sequences, mesh.data_parallel)
-            if rest or all(
-                engine.refusals(Case(_divide(jobs, base, each, size), plan, cluster)) for size in (1, each)
-            ):
+            ends = () if rest else (_divide(jobs, base, each, size) for size in (1, each))
+            if all(engine.refusals(Case(job, plan, cluster)) for job in ends):
                 continue
             for micro_batch in divisors(each):
                 yield Candidate(job=_divide(jobs, base, each, micro_batch), plan=plan)
@@ -216,32 +229,47 @@ def _list_values(question: Question, name: str) -> Iterator[Any]:
 
 
 def _find_best(
-    question: Question, faster: list[Priced], runner: TrialRunner, most_runs: int
+    question: Question, order: Iterable[Priced], runner: TrialRunner, most_runs: int
 ) -> tuple[Priced | None, int, bool]:
-    """Return the fastest that fits, the number of runs, and whether all before it were decided."""
-    too_large: list[Candidate] = []
-    runs = 0
-    for priced in faster:
-        if any(needs_at_least(priced.candidate, large) for large in too_large):
-            continue
-        if runs == most_runs:
-            return priced, runs, False
-        runs += 1
-        (need,) = runner.probe([priced.candidate], question.cluster)
-        if not isinstance(need, Need):
-            continue
-        if need.uncached_bytes <= question.budget_bytes:
-            (answer,) = runner.run_whole([priced.candidate], question.cluster, question.budget_bytes)
-            if isinstance(answer, Estimate) and fits(answer, question):
-                return priced, runs, True
-        too_large.append(priced.candidate)
-    return None, runs, True
+    """Return the fastest of an order that fits, the number of runs, and whether all before it were decided.
+
+    The next to run is the one of the faster half that is expected to need least: if it fits, the slower ones are out,
+    else all that need at least as much.  Kinds of AdamW and of attention that keeps no scores count as equal in
+    memory, though some may need less by a workspace.  Where the runs end, the fastest that is left is the bound.
+    """
+    left, best = list(order), None
+    for runs in range(most_runs):
+        if not left:
+            return best, runs, True
+        half = left[: (len(left) + 1) // 2]
+        chosen = min(half, key=lambda priced: priced.bound_bytes + priced.extra_bytes)
+        if _is_fitting(question, chosen.candidate, runner):
+            left, best = left[: left.index(chosen)], chosen
+        else:
+            large = _with_one_kind(chosen)
+            left = [one for one in left if one is not chosen and not needs_at_least(_with_one_kind(one), large)]
+    return (left[0], most_runs, False) if left else (best, most_runs, True)
+
+
+def _is_fitting(question: Question, candidate: Candidate, runner: TrialRunner) -> bool:
+    """Return whether a candidate runs and fits, by a probe and then whole."""
+    (need,) = runner.probe([candidate], question.cluster)
+    if not isinstance(need, Need) or need.uncached_bytes > question.budget_bytes:
+        return False
+    (answer,) = runner.run_whole([candidate], question.cluster, question.budget_bytes)
+    return isinstance(answer, Estimate) and fits(answer, question)
+
+
+def _with_one_kind(priced: Priced) -> Candidate:
+    """Return the candidate with one kind of AdamW and of attention."""
+    plan = replace_checked(priced.candidate.plan, {"optimizer": "adamw-fused", "attention": "auto"})
+    return replace(priced.candidate, plan=plan)
 
 
 def table(results: list[Result]) -> Iterator[str]:
     """Yield the table of engines, in Markdown."""
-    yield "| engine | jobs with a plan | median | worst | worst job: first plan, best of the grid |"
-    yield "|-|-:|-:|-:|-|"
+    yield "| engine | plans | median | worst | worst job: first plan; best of the grid | offload: median | worst |"
+    yield "|-|-:|-:|-:|-|-:|-:|"
     for engine in ENGINES:
         planned = [result for result in results if result.engine == engine and result.status == "found"]
         if not planned:
@@ -250,7 +278,19 @@ def table(results: list[Result]) -> Iterator[str]:
         model, cards, given = JOBS[worst.job]
         job = f"{model}, {cards}, {given.get('method', 'full')}: {worst.plan}; {worst.best}"
         median = statistics.median(result.share for result in planned)
-        yield f"| {engine} | {len(planned)} | {median:.3f} | {worst.share:.3f} | {job} |"
+        moved = [result.offload_share for result in planned]
+        cells = (engine, len(planned), f"{median:.3f}", f"{worst.share:.3f}", job, f"{statistics.median(moved):.3f}")
+        yield f"| {' | '.join(map(str, cells))} | {min(moved):.3f} |"
+
+
+def _list_words(result: Result) -> Iterator[str]:
+    """Yield the words of a job's line."""
+    model, cards, _ = JOBS[result.job]
+    yield f"{result.engine} {model} {cards} {result.status}"
+    if result.status == "found":
+        yield result.plan
+        yield f"{result.share:.3f}{'' if result.whole else ' at least'} of {result.best}"
+        yield f"{result.offload_share:.3f}{'' if result.offload_whole else ' at least'} of {result.best_offload}"
 
 
 def main() -> None:
@@ -269,8 +309,7 @@ def main() -> None:
             continue
         result = judge(engine, number, given.runs)
         results.append(result)
-        shown = f"{result.share:.3f}{'' if result.whole else ' at least'}" if result.status == "found" else ""
-        print(f"{engine} {JOBS[number][:2]} {result.status} {shown} {result.plan} | {result.best}", flush=True)
+        print(*_list_words(result), sep=" | ", flush=True)
         if given.json:
             with given.json.open("a") as file:
                 file.write(json.dumps(asdict(result)) + "\n")
