@@ -41,7 +41,7 @@ def apply(
     """
     plan, job, cluster = read_plan(plan, job)
     checks.check_network(network)
-    job = replace(job, model=_reference(network))
+    job = replace(job, model=reference(network))
     if qlora.formats(network):
         job = job.with_method("qlora")
     elif checks.adapted(network) is not None and job.method == "full":
@@ -105,7 +105,7 @@ def _this_cluster(device: str, ranks: int) -> Cluster:
     return parse_cluster(f"{ranks // per_machine}x{per_machine}x{CPU if device == CPU else HERE}")
 
 
-def _reference(network: nn.Module) -> ModelRef:
+def reference(network: nn.Module) -> ModelRef:
     """Return a reference by which techniques know what network it is; it is never built from it."""
     inner, name = models.hugging_face(network), type(network).__name__
     if inner is None:
