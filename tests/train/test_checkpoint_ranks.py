@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import os
 import random
 import time
 from collections.abc import Callable
@@ -52,7 +51,7 @@ def possible(world: int) -> list[str]:
 
 
 def save_main(rank: int, world: int, folder: str) -> None:
-    join(rank, world, folder)
+    join(rank, world, folder, f"saved-{world}")
     expected = {}
     for name in possible(world):
         trainable = started(name)
@@ -73,7 +72,7 @@ def full_disk(*_: Any, **__: Any) -> None:
 
 
 def resume_main(rank: int, world: int, folder: str, saved_by: int) -> None:
-    join(rank, world, folder)
+    join(rank, world, folder, f"resumed-{saved_by}-{world}")
     found = {}
     for name in set(possible(world)) & set(possible(saved_by)):
         trainable = started(name)
@@ -82,9 +81,10 @@ def resume_main(rank: int, world: int, folder: str, saved_by: int) -> None:
     finish(rank, folder, f"resumed-{saved_by}-{world}", found)
 
 
-def join(rank: int, world: int, folder: str) -> None:
+def join(rank: int, world: int, folder: str, name: str) -> None:
+    """Join the ranks that meet in the file of this name, which no other ranks use: a used one would not end."""
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/group-{os.getppid()}-{world}-{time.time_ns() if world == 1 else ''}", world)
+    store = dist.FileStore(f"{folder}/group-{name}", world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
 
 
@@ -103,7 +103,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[dict[str
     @cache
     def start(world: int, saved_by: int | None = None) -> list[dict[str, Any]]:
         main, arguments = (save_main, ()) if saved_by is None else (resume_main, (saved_by,))
-        (folder / f"group-{saved_by}-{world}").unlink(missing_ok=True)
         mp.start_processes(main, (world, str(folder), *arguments), nprocs=world, start_method="forkserver")
         name = f"saved-{world}" if saved_by is None else f"resumed-{saved_by}-{world}"
         return [json.loads((folder / f"{name}-{rank}").read_text()) for rank in range(world)]
