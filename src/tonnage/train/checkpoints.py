@@ -51,6 +51,9 @@ _WITH_RANKS: Final = ("micro_batch", "grad_accum")
 _BESIDE_STEPS: Final = ("eval_batch", "eval_logits", "generate", "resume", "save_checkpoint")
 """Options of a job on which no step depends."""
 
+_OF_ADAPTERS: Final = ("lora_rank", "lora_targets", "lora_dropout")
+"""Options of a job that mean nothing without adapters."""
+
 _KINDS: Final = {
     **{
         ("torch.distributed.checkpoint.metadata", name): getattr(dcp_metadata, name)
@@ -297,6 +300,7 @@ def _check_same(ready: ReadyStep, manifest: Mapping[str, Any]) -> None:
     for kind, value in (("plan", ready.step.plan), ("job", ready.step.job)):
         now, before = _described(value), manifest[kind]
         may_differ = {*_MAY_DIFFER, *_BESIDE_STEPS, *(_WITH_RANKS if manifest["ranks"] != _ranks() else ())}
+        may_differ |= {*_OF_ADAPTERS} if now.get("method") == before.get("method") == "full" else set()
         for name in sorted({*now, *before} - may_differ):
             if now.get(name) != before.get(name):
                 raise UsageError(
@@ -310,7 +314,7 @@ def _check_same_network(
 ) -> None:
     """Raise UsageError if the checkpoint has other weights than the network, or of other sizes."""
     for name, tensor in content.items():
-        now, saved = tuple(states.whole_size(tensor)), tuple(sizes[name][0]) if name in sizes else None
+        now, saved = tuple(tensor.size()), tuple(sizes[name][0]) if name in sizes else None
         if now != saved:
             what = "it lacks" if saved is None else f"it has {saved} and not {now} as the size of"
             raise UsageError(f"{folder} is a checkpoint of another network: {what} {name}.")

@@ -45,6 +45,10 @@ class Range(torch.Tensor):  # type: ignore[misc]
         part.begin, part.size_of_whole = begin, torch.Size([elements])
         return part
 
+    def size(self, *_: Any) -> torch.Size:
+        """Return the size of the whole, to which torch compares what is stored."""
+        return self.size_of_whole
+
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
         [chunk] = self.__create_chunk_list__()
         data = TensorWriteData(
@@ -60,11 +64,6 @@ class Range(torch.Tensor):  # type: ignore[misc]
     def __get_tensor_shard__(self, _: MetadataIndex) -> torch.Tensor:
         plain: torch.Tensor = self.as_subclass(torch.Tensor)
         return plain
-
-
-def whole_size(tensor: torch.Tensor) -> torch.Size:
-    """Return the size of a tensor over all ranks."""
-    return tensor.size_of_whole if isinstance(tensor, Range) else tensor.shape
 
 
 def parameter_names(ready: ReadyStep) -> dict[int, str]:
@@ -176,12 +175,12 @@ def match_groups(
         by_name = {name: group["values"] for group in of_optimizer for name in group["parameters"]}
         for index, group in enumerate(optimizer.param_groups):
             held = [names[id(parameter)] for parameter in group["params"]]
-            values = [by_name[name] for name in held if name in by_name]  # a rank may have a part that no other has
-            values = values or [group["values"] for group in of_optimizer[index : index + 1]]
-            other = next((name for name, found in zip(held, values, strict=False) if found != values[0]), None)
+            known = [name for name in held if name in by_name]  # the first rank may have had none of these slices
+            values = [by_name[name] for name in known] or [one["values"] for one in of_optimizer[index : index + 1]]
+            other = next((name for name in known if by_name[name] != values[0]), None)
             if other is not None:
                 raise UsageError(
-                    f"The checkpoint has {held[0]} and {other} in groups with different hyperparameters, and this "
+                    f"The checkpoint has {known[0]} and {other} in groups with different hyperparameters, and this "
                     "optimizer has them in one; make the same groups."
                 )
             matched += [(group, values[0])] if values else []
