@@ -26,7 +26,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import metadata as dcp_metadata
 
 from tonnage import __version__
-from tonnage.errors import TonnageError, UnreadableFile, UnwritableFile, UsageError
+from tonnage.errors import TonnageError, UnreadableFile, UnwritableFile, UsageError, of_kind
 from tonnage.options import spell_option
 from tonnage.train import states
 
@@ -398,13 +398,30 @@ def _together(ready: ReadyStep, what: str) -> Iterator[None]:
         flag = torch.tensor([float(failed)], device=ready.step.world.device)
         dist.all_reduce(flag)
         failed = bool(flag.item())
-    if failure is not None and not isinstance(failure, OSError | RuntimeError | dcp.api.CheckpointException):
+    if not failed:
+        return
+    said = _gather(None if failure is None else _as_message(failure, what))
+    is_of_files = isinstance(failure, OSError | RuntimeError | dcp.api.CheckpointException)
+    if failure is not None and (not is_of_files or isinstance(failure, torch.OutOfMemoryError)):
         raise failure
-    if isinstance(failure, torch.OutOfMemoryError):
-        raise failure
-    if failed:
-        kind = UnreadableFile if "read" in what else UnwritableFile
-        raise kind(f"{what}: {_reason(failure)}.") from None
+    name, message = next(message for message in said if message is not None)
+    raise of_kind(name, message) from None
+
+
+def _as_message(failure: BaseException, what: str) -> tuple[str, str]:
+    """Return the class and the line of the error that the ranks raise."""
+    if isinstance(failure, TonnageError):
+        return type(failure).__name__, str(failure)
+    kind = UnreadableFile if "read" in what else UnwritableFile
+    return kind.__name__, f"{what}: {_reason(failure)}."
+
+
+def _gather(value: Any) -> list[Any]:
+    """Return the values of all ranks."""
+    values = [value] * _ranks()
+    if dist.is_initialized():
+        dist.all_gather_object(values, value)
+    return values
 
 
 def _own_cause(error: BaseException) -> BaseException:
@@ -415,10 +432,8 @@ def _own_cause(error: BaseException) -> BaseException:
     return cause if is_other else error
 
 
-def _reason(failure: BaseException | None) -> str:
+def _reason(failure: BaseException) -> str:
     """Return one line of why it failed, of the first rank that says so."""
-    if failure is None:
-        return "another rank failed"
     if isinstance(failure, dcp.api.CheckpointException):
         inner = [wrapped[0] for wrapped in failure.failures.values()]
         errors = [error for error in inner if isinstance(error, OSError | TonnageError)] or inner
