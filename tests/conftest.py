@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tonnage.errors import GhostUnavailable
-from tonnage.estimates import cache
+from tonnage.estimates import cache, history
 from tonnage.ghost import environment as ghost_environment
 from tonnage.ghost import wheel
 from tonnage.ghost.wheel import Torch
@@ -67,6 +67,7 @@ def _own_shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("shelf")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache, "folder", lambda: folder)
+        patch.setattr(history, "file", lambda: folder / "history.sqlite")
         yield
 
 

@@ -1,7 +1,8 @@
 """tonnage: know what your GPUs can carry before you load them.
 
 `tonnage.estimate` predicts the memory and time of a training step, `tonnage.plan` finds the fastest plan that fits,
-`tonnage.apply` trains a network by it, and `tonnage.dry_run` runs a training script on ghost GPUs.
+`tonnage.apply` trains a network by it, `tonnage.tune` measures plans on this machine, and `tonnage.dry_run` runs a
+training script on ghost GPUs.
 """
 
 import sys
@@ -19,7 +20,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - a checkout on the path runs with
     raise ImportError(_NEEDED)
 
 if TYPE_CHECKING:
-    from tonnage.api import apply, dry_run, estimate, plan
+    from tonnage.api import apply, dry_run, estimate, plan, tune
     from tonnage.cluster import Cluster, Device
     from tonnage.errors import TonnageError
     from tonnage.estimates.estimate import Estimate
@@ -45,6 +46,7 @@ __all__ = [
     "dry_run",
     "estimate",
     "plan",
+    "tune",
 ]
 
 _MODULES = {
@@ -61,6 +63,7 @@ _MODULES = {
     "dry_run": "tonnage.api",
     "estimate": "tonnage.api",
     "plan": "tonnage.api",
+    "tune": "tonnage.api",
 }
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.train.trainable import Trainable
+    from tonnage.tuning.decisions import Tuned
     from tonnage.workers.worker import Worker
 
 Source = Literal["ghost", "meta"]
@@ -234,6 +235,50 @@ def apply(
     from tonnage.train import applying
 
     return applying.apply(plan, model, optimizer, job=job)
+
+
+def tune(
+    model_or_plan: str,
+    *,
+    out: "str | Path",
+    gpu: str | None = None,
+    gpus: int | None = None,
+    trials: int = 12,
+    steps: int = 20,
+    timeout_seconds: float = 900.0,
+    forget: bool = False,
+    offline: bool = False,
+    progress: Progress = lambda text: None,
+    **options: "Unpack[SearchOptions]",
+) -> "Tuned":
+    """Return what the best plans gave on this machine's devices, as `tonnage tune` prints it.
+
+        tonnage.tune("llama-3.2-1b", out="tuned", global_batch_tokens=65536).best
+
+    `model_or_plan` is a model as in `estimate`, or a plan file.  Each trial has processes of its own; those in the
+    folder `out` are not run again.  `steps` are the most timed steps of a trial.  What is measured corrects later
+    estimates of the network on this GPU; `forget` deletes what was measured before.  `options` are those of `plan`.
+    Raises UsageError if the devices are not in this machine.
+    """
+    from pathlib import Path
+
+    from tonnage.tuning.here import tune_here
+
+    _check_switches(forget=forget, offline=offline)
+    _check_numbers(gpus=gpus, trials=trials, steps=steps)
+    return tune_here(
+        str(model_or_plan),
+        options,
+        out=Path(out),
+        gpu=gpu,
+        gpus=gpus,
+        trials=trials,
+        steps=steps,
+        timeout_seconds=timeout_seconds,
+        forget=forget,
+        offline=offline,
+        progress=progress,
+    )
 
 
 def _check_switches(**values: object) -> None:

@@ -10,6 +10,7 @@
     |   +-- GhostUnavailable
     |   +-- UnknownNetwork
     +-- UnwritableFile        (3)   an answer that could not be written to its file
+    +-- OutOfDeviceMemory     (4)   a step on a real device that needed more memory than it has
     +-- TrialFailed           (5)   the user's script, or the step, failed for a reason other than memory
 
 A job that does not fit is an answer, not an error: it is a field of the Estimate, and exit code 1.
@@ -65,6 +66,12 @@ class UnwritableFile(TonnageError):
     """A file that could not be written (no such folder, no permission, full disk)."""
 
     exit_code = 3
+
+
+class OutOfDeviceMemory(TonnageError):
+    """A step on a real device that needed more memory than the device has."""
+
+    exit_code = 4
 
 
 class TrialFailed(TonnageError):

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, get_args
 
@@ -327,3 +327,10 @@ def beyond_positions(job: Job, longest: int) -> UsageError:
         f"{job.model.name} has learned positions for {longest} tokens, and seq_len is {job.seq_len}; "
         f"choose at most {longest}."
     )
+
+
+def read_job(document: Mapping[str, Any]) -> Job:
+    """Return the Job that `dataclasses.asdict` wrote, after JSON made lists of its tuples."""
+    plain = {item.name: document[item.name] for item in fields(Job) if item.name != "model"}
+    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
+    return Job(model=ModelRef(**document["model"]), **plain)

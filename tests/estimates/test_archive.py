@@ -19,7 +19,7 @@ from tonnage import files
 from tonnage.errors import UnreadableFile, UnwritableFile
 from tonnage.estimates import archive
 from tonnage.estimates.estimate import Estimate
-from tonnage.recorder.tonnage_recorder.layout import EVENT_COLUMNS
+from tonnage.recorder.tonnage_recorder.record_layout import EVENT_COLUMNS
 from tonnage.report import html, terminal
 from tonnage.trace.trace import Claim, Mark, Trace
 

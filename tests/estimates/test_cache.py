@@ -15,7 +15,7 @@ from tonnage.estimates import cache, predict
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
-from tonnage.recorder.tonnage_recorder.layout import EVENT_COLUMNS
+from tonnage.recorder.tonnage_recorder.record_layout import EVENT_COLUMNS
 from tonnage.trace import trace
 from tonnage.trace.trace import Mark, Trace
 from tonnage.workers.worker import request

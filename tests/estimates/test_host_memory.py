@@ -24,7 +24,7 @@ from tonnage.estimates.host_memory import (
 )
 from tonnage.job import Job
 from tonnage.plans import Plan
-from tonnage.recorder.tonnage_recorder.layout import FIELDS, KERNEL_KINDS, RECORD
+from tonnage.recorder.tonnage_recorder.record_layout import FIELDS, KERNEL_KINDS, RECORD
 from tonnage.report import html, terminal
 from tonnage.trace.trace import Mark, Trace
 from tonnage.units import GIB, MIB

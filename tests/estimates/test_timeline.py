@@ -9,7 +9,7 @@ import pytest
 from allocator_programs import Replica, random_program
 from tonnage.allocator import AllocatorSettings, CachingAllocator, Driver
 from tonnage.estimates.timeline import timeline
-from tonnage.recorder.tonnage_recorder.layout import ACTIONS, EVENT_COLUMNS
+from tonnage.recorder.tonnage_recorder.record_layout import ACTIONS, EVENT_COLUMNS
 from tonnage.trace.trace import Claim, Mark, Trace
 from tonnage.units import MIB
 

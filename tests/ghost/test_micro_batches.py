@@ -13,7 +13,7 @@ from tonnage.estimates.predict import estimate
 from tonnage.estimates.timeline import timeline
 from tonnage.job import Job
 from tonnage.plans import Plan
-from tonnage.recorder.tonnage_recorder.layout import ACTIONS
+from tonnage.recorder.tonnage_recorder.record_layout import ACTIONS
 from tonnage.shallow.depths import is_first_alike, micro_batches_alike
 from tonnage.workers.worker import request
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tonnage.allocator import snapshot
 from tonnage.errors import CannotEstimate
-from tonnage.recorder.tonnage_recorder.layout import ACTIONS, EVENT_COLUMNS
+from tonnage.recorder.tonnage_recorder.record_layout import ACTIONS, EVENT_COLUMNS
 from tonnage.report import viewer
 from tonnage.trace.trace import Mark, Trace
 from tonnage.units import MIB

@@ -14,7 +14,7 @@ from tonnage.errors import CannotEstimate
 from tonnage.estimates import cache, sources
 from tonnage.estimates.predict import estimate
 from tonnage.plans import Plan
-from tonnage.recorder.tonnage_recorder.layout import ACTIONS, EVENT_COLUMNS
+from tonnage.recorder.tonnage_recorder.record_layout import ACTIONS, EVENT_COLUMNS
 from tonnage.shallow import continuing, depths
 from tonnage.shallow.depths import with_layers
 from tonnage.shallow.requests import ALLOC, EMPTY, FREE, MARK, Requests

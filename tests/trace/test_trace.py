@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tonnage.errors import UnreadableFile
 from tonnage.estimates.timeline import timeline
-from tonnage.recorder.tonnage_recorder import layout
+from tonnage.recorder.tonnage_recorder import record_layout
 from tonnage.trace import trace as traces
 from tonnage.trace.trace import Activity, Claim, Mark, Trace
 
@@ -22,10 +22,10 @@ EVENTS = [("segment_alloc", 0, 2097152, 0, 0), ("alloc", 0, 1000, 0, 1), ("free_
 
 
 def example() -> Trace:
-    columns = {name: array("q") for name in layout.EVENT_COLUMNS}
+    columns = {name: array("q") for name in record_layout.EVENT_COLUMNS}
     for action, *numbers in EVENTS:
-        columns["action"].append(layout.ACTIONS.index(action))
-        for name, number in zip(layout.EVENT_COLUMNS[1:], numbers, strict=True):
+        columns["action"].append(record_layout.ACTIONS.index(action))
+        for name, number in zip(record_layout.EVENT_COLUMNS[1:], numbers, strict=True):
             columns[name].append(number)
     return Trace(
         source="ghost",
@@ -38,7 +38,7 @@ def example() -> Trace:
         claims=(Claim(mark=1, address=0, category="parameter"),),
         names=("gemm",),
         event_columns=columns,
-        log=layout.RECORD.pack(1, 0, 0, 1, 0, 8, 4, 1, 128, 0, 7, 0, 0, 0),
+        log=record_layout.RECORD.pack(1, 0, 0, 1, 0, 8, 4, 1, 128, 0, 7, 0, 0, 0),
     )
 
 

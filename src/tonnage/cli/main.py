@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from tonnage.cli import cache, devices, dry_run, estimate, export, formats, models, plan, report
+from tonnage.cli import cache, devices, dry_run, estimate, export, formats, models, plan, report, train, tune
 from tonnage.errors import TonnageError
 from tonnage.synonyms import NO_SOURCE, find_option, is_without_effect
 
@@ -32,6 +32,8 @@ app.command("estimate")(estimate.estimate)
 app.command("plan")(plan.plan)
 app.command("export")(export.export)
 app.command("dry-run", context_settings={"allow_interspersed_args": False})(dry_run.dry_run)
+app.command("train")(train.train)
+app.command("tune")(tune.tune)
 app.command("report")(report.report)
 app.command("devices")(devices.devices)
 app.command("models")(models.models)

@@ -23,6 +23,7 @@ COMMON = "Common options"
 MODEL_AND_JOB = "Model and job"
 MEMORY = "Memory techniques"
 PARALLELISM = "Parallelism"
+TRAINING = "Training"
 SEARCH = "Search"
 HARDWARE = "Hardware and run"
 OUTPUT = "Output"
@@ -43,6 +44,11 @@ PANELS: Final[Mapping[str, tuple[str, ...]]] = {
         "unquantized_dtype",
     ),
     PARALLELISM: ("tp", "sequence_parallel", "pp", "pp_schedule", "pp_stages", "cp", "ep", "accum_sync"),
+    TRAINING: (
+        *("model", "data", "out", "max_steps", "epochs", "lr", "resume", "schedule", "warmup_steps", "decay_steps"),
+        *("weight_decay", "seed", "tokenizer", "eval_every", "eval_data", "eval_share", "save_every", "keep"),
+        *("spike_sigmas", "log"),
+    ),
     SEARCH: ("find", "allow", "only", "without", "headroom", "settings"),
     HARDWARE: (
         *("tokens", "samples", "price", "here", "host_memory", "rank", "steps", "timeout", "torch", "source"),

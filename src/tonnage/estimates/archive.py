@@ -46,7 +46,7 @@ _DAMAGE: Final = (
     struct.error,
 )
 
-_MAY_BE_ABSENT: Final = ("low_seconds", "high_seconds", "tokens_per_second_per_gpu")
+_MAY_BE_ABSENT: Final = ("low_seconds", "high_seconds", "tokens_per_second_per_gpu", "uncorrected_step_seconds")
 """Times that may be unknown although the seconds are known: a script's tokens are."""
 
 _TIMES: Final = ("step_seconds", "low_seconds", "high_seconds", "tokens_per_second_per_gpu", "mfu")

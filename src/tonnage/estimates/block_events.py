@@ -8,7 +8,7 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from tonnage.recorder.tonnage_recorder.layout import ACTIONS, EVENT_COLUMNS
+from tonnage.recorder.tonnage_recorder.record_layout import ACTIONS, EVENT_COLUMNS
 from tonnage.trace.trace import Mark, Trace
 
 ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, OOM = (

@@ -209,7 +209,10 @@ class Estimate(Viewed):
     host: Host
     """Host memory."""
     time: dict[str, Any]
-    """step_seconds, tokens_per_second_per_gpu, mfu, bound_by; each null until it is priced."""
+    """step_seconds, tokens_per_second_per_gpu, mfu, bound_by; each null until it is priced.
+
+    uncorrected_step_seconds is there only if trials on this machine corrected the others (`estimates.history`).
+    """
     coverage: Coverage
     """The basis of the numbers."""
     oom: OutOfMemory | None = None

@@ -25,7 +25,7 @@ from tonnage.estimates.estimate import (
 from tonnage.estimates.timeline import Timeline, timeline
 from tonnage.job import LONGEST_STEPS
 from tonnage.meta.scope import IMITATION, RESERVED_RESIDUAL
-from tonnage.recorder.tonnage_recorder.layout import ACTIONS
+from tonnage.recorder.tonnage_recorder.record_layout import ACTIONS
 from tonnage.trace.communicators import Communicators
 from tonnage.trace.trace import Mark, Trace
 from tonnage.units import format_size, pluralise

@@ -21,7 +21,7 @@ import numpy as np
 
 from tonnage.case import Case
 from tonnage.catalog.conventions import conventions_of
-from tonnage.recorder.tonnage_recorder.layout import FIELDS, KERNEL_KINDS
+from tonnage.recorder.tonnage_recorder.record_layout import FIELDS, KERNEL_KINDS
 from tonnage.timing.operations import ELEMENT_BYTES
 from tonnage.trace.trace import Trace
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from tonnage.case import Case
 from tonnage.cluster import CPU
 from tonnage.errors import UsageError
+from tonnage.estimates import history
 from tonnage.estimates.assumptions import list_assumptions
 from tonnage.estimates.ddp_buckets import with_buckets
 from tonnage.estimates.from_traces import Run, estimate_from_traces
@@ -117,4 +118,4 @@ def _complete(traces: list[Trace], case: Case, steps: int) -> Run:
     assumed = (*summary.coverage.assumed, *list_assumptions(case))
     run = replace(run, estimate=replace(summary, coverage=replace(summary.coverage, assumed=assumed)))
     run = with_time(run, case, [trace.worked for trace in traces if trace.worked is not None])
-    return replace(run, estimate=with_buckets(run.estimate, case.plan, case.cluster))
+    return replace(run, estimate=history.correct(with_buckets(run.estimate, case.plan, case.cluster), case))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Final, Protocol
 
-from tonnage.recorder.tonnage_recorder.layout import ACTIONS, EVENT_COLUMNS
+from tonnage.recorder.tonnage_recorder.record_layout import ACTIONS, EVENT_COLUMNS
 
 if TYPE_CHECKING:
     from tonnage.trace.communicators import Communicators

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tonnage.allocator import AllocatorSettings, CachingAllocator, Driver, OutOfMemory, Shortage
 from tonnage.catalog.overheads import overheads
 from tonnage.meta.host_memory import DoesNotFit
-from tonnage.recorder.tonnage_recorder.layout import ACTIONS, EVENT_COLUMNS
+from tonnage.recorder.tonnage_recorder.record_layout import ACTIONS, EVENT_COLUMNS
 from tonnage.units import GIB, KIB, MIB
 
 if TYPE_CHECKING:

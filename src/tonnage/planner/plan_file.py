@@ -29,7 +29,7 @@ from tonnage.errors import UnreadableFile, UsageError
 from tonnage.files import read_text
 from tonnage.job import Job
 from tonnage.options import Option, options
-from tonnage.planner.solution import Choice
+from tonnage.planner.solution import Candidate, Choice
 from tonnage.plans import Plan
 from tonnage.synonyms import find_option
 from tonnage.units import format_gib
@@ -101,14 +101,35 @@ def text(
 
     `model` replaces the name of the job's model if that does not find it again, as for a folder.
     """
-    job, plan, estimate = choice.candidate.job, choice.candidate.plan, choice.estimate
-    model = model or job.model.name
-    again = f"{model} --plan FILE" if is_factory(model) else "--plan FILE"
+    estimate = choice.estimate
     seconds = estimate.time.get("step_seconds")
     capacity = format_gib(estimate.cluster["capacity_bytes"])
-    lines = [
-        f"# {choice.name}: {format_gib(estimate.peak.process_bytes)} of {capacity} on each GPU"
+    return text_of(
+        choice.candidate,
+        remark=f"{choice.name}: {format_gib(estimate.peak.process_bytes)} of {capacity} on each GPU"
         + (f", {seconds:.3g} s a step" if seconds else ""),
+        gpu=gpu,
+        gpu_memory_bytes=gpu_memory_bytes,
+        host_memory_bytes=host_memory_bytes,
+        model=model,
+    )
+
+
+def text_of(
+    candidate: Candidate,
+    *,
+    remark: str,
+    gpu: str,
+    gpu_memory_bytes: int | None = None,
+    host_memory_bytes: int | None = None,
+    model: str | None = None,
+) -> str:
+    """Return the content of the file for a candidate; the `remark` is its first line."""
+    job, plan = candidate.job, candidate.plan
+    model = model or job.model.name
+    again = f"{model} --plan FILE" if is_factory(model) else "--plan FILE"
+    lines = [
+        f"# {remark}",
         f"# tonnage estimate {again} estimates it again; tonnage export FILE --to TARGET writes it for a trainer.",
         f"schema_version = {SCHEMA_VERSION}",
         f"model = {_to_toml(model)}",

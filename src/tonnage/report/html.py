@@ -7,7 +7,7 @@ saved estimate may come from an untrusted source.
 from collections.abc import Iterator
 from typing import Final
 
-from tonnage.advice.untried import suggest
+from tonnage.advice.suggestions_not_run import suggest
 from tonnage.estimates.estimate import Estimate, PhasePeak, capacity_bytes, shown_peak
 from tonnage.report import markup, wording
 from tonnage.report.markup import key, table, text

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tonnage.advice.untried import suggest
+from tonnage.advice.suggestions_not_run import suggest
 from tonnage.estimates.estimate import Estimate, Moment, PhasePeak, capacity_bytes, shown_peak
 from tonnage.report import wording
 from tonnage.report.canvas import BAD, GOOD, TIGHT, Canvas, draw, text, title

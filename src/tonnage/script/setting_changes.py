@@ -1,7 +1,7 @@
 """The settings of a script that a plan changes, and what each change saves and costs.
 
 --per_device_train_batch_size: 4 -> 2
---gradient_accumulation_steps: 4 -> 8      saves 14.87 GiB, costs 0.173 s: one Change with two Settings
+--gradient_accumulation_steps: 4 -> 8      saves 14.87 GiB, costs 0.173 s: one SettingChange with two Settings
 """
 
 from __future__ import annotations

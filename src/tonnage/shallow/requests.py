@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from tonnage.recorder.tonnage_recorder.layout import ACTIONS
+from tonnage.recorder.tonnage_recorder.record_layout import ACTIONS
 from tonnage.shallow.periods import Pattern, ResolvedToken
 from tonnage.shallow.sizes import Sizes
 from tonnage.shallow.tokens import LAYERS_FURTHER, BlockGroup, BlockRegistry

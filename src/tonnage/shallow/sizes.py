@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from tonnage.recorder.tonnage_recorder.layout import ACTIONS
+from tonnage.recorder.tonnage_recorder.record_layout import ACTIONS
 from tonnage.shallow.tokens import EXCHANGE, Place, without_layer
 from tonnage.trace.trace import Trace
 

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from tonnage.errors import CannotEstimate
-from tonnage.recorder.tonnage_recorder.layout import ACTIONS
+from tonnage.recorder.tonnage_recorder.record_layout import ACTIONS
 from tonnage.trace.trace import Activity, Claim, Trace
 
 Label: TypeAlias = tuple[str, str, int, int, int]

@@ -45,7 +45,7 @@ class MainOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         begin = piece * piece_elements
         self._own = slice(begin, begin + piece_elements)
         self.slices = _slices_between(parameters, begin, begin + piece_elements)
-        """What each copy is a copy of."""
+        """The part of a parameter of which each copy is one."""
         copies = [nn.Parameter(_view(part).float()) for part in self.slices]
         for copy, gradient, (parameter, _, _) in zip(copies, self._own_gradients(), self.slices, strict=True):
             copy.grad = gradient

@@ -303,15 +303,24 @@ class ReadyStep:
         if self.step.world.made_group and dist.is_initialized():
             dist.destroy_process_group()
 
-    def train_step(self, batches: Sequence[Batch], divisors: Sequence[float] | None = None) -> None:
+    def train_step(
+        self,
+        batches: Sequence[Batch],
+        divisors: Sequence[float] | None = None,
+        accepts: Callable[[], bool] | None = None,
+    ) -> None:
         """Run one optimizer step on these micro-batches, which may be on the host and are asked for one by one.
 
         The loss of each, a mean over its labels, is divided by its divisor: the number of micro-batches by default,
-        or all labels of the step for one of the micro-batch where their numbers differ.
+        or all labels of the step for one of the micro-batch where their numbers differ.  `accepts` is asked before
+        the weights are updated; if it returns False they stay as they are.
         """
         self.step.accumulate(self, batches, divisors or (len(batches),) * len(batches))
         self.clip_gradients()
-        self.update()
+        if accepts is None or accepts():
+            self.update()
+        else:
+            self.leave_out()
 
     def update(self) -> None:
         """Update the weights by all optimizers and free the gradients."""
@@ -320,6 +329,16 @@ class ReadyStep:
                 optimizer.step()
             else:
                 self.scaler.step(optimizer)
+        self._end_step()
+
+    def leave_out(self) -> None:
+        """Free the gradients without an update."""
+        if self.scaler is not None and self.step.plan.clip_grad_norm is None:
+            for optimizer in self.optimizers:  # it takes note of what clipping would have shown it
+                self.scaler.unscale_(optimizer)
+        self._end_step()
+
+    def _end_step(self) -> None:
         if self.scaler is not None:
             self.scaler.update()
         for optimizer in self.optimizers:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tonnage.errors import UnreadableFile
-from tonnage.recorder.tonnage_recorder.layout import RECORD
+from tonnage.recorder.tonnage_recorder.record_layout import RECORD
 
 _DOCUMENT, _NUMBERS, _LOG = "worked.json", "worked.places", "worked.log"
 """Names of the members of an archive."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tonnage.errors import UnreadableFile
-from tonnage.recorder.tonnage_recorder.layout import (
+from tonnage.recorder.tonnage_recorder.record_layout import (
     ACTIONS,
     EVENT_COLUMNS,
     FORMAT_VERSION,

@@ -39,9 +39,9 @@ def apply(
 
     If anything cannot be done, the network stays as it was.
     """
-    plan, job, cluster = _read(plan, job)
+    plan, job, cluster = read_plan(plan, job)
     checks.check_network(network)
-    job = replace(job, model=_reference(network))
+    job = replace(job, model=reference(network))
     if qlora.formats(network):
         job = job.with_method("qlora")
     elif checks.adapted(network) is not None and job.method == "full":
@@ -78,7 +78,7 @@ def apply(
     return Trainable(ready, given, snapshot)
 
 
-def _read(plan: Plan | str | Path, job: Job | None) -> tuple[Plan, Job, Cluster | None]:
+def read_plan(plan: Plan | str | Path, job: Job | None) -> tuple[Plan, Job, Cluster | None]:
     """Return the plan, the job and the GPUs of a Plan or of a plan file; the GPUs of a Plan are not known."""
     if isinstance(plan, Plan):
         return plan, job or Job(), None
@@ -105,7 +105,7 @@ def _this_cluster(device: str, ranks: int) -> Cluster:
     return parse_cluster(f"{ranks // per_machine}x{per_machine}x{CPU if device == CPU else HERE}")
 
 
-def _reference(network: nn.Module) -> ModelRef:
+def reference(network: nn.Module) -> ModelRef:
     """Return a reference by which techniques know what network it is; it is never built from it."""
     inner, name = models.hugging_face(network), type(network).__name__
     if inner is None:

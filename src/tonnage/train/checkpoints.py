@@ -42,11 +42,8 @@ _PARTIAL: Final = ".partial"
 _MOST_MANIFEST_BYTES: Final = 1 << 28
 _READ_BYTES: Final = 1 << 24
 
-_MAY_DIFFER: Final = ("shard", "param_offload")
-"""Options of a plan under which the same states are divided otherwise."""
-
-_WITH_RANKS: Final = ("micro_batch", "grad_accum")
-"""Options of a job that another number of ranks may change, so that all together see as much."""
+MAY_DIFFER: Final = ("shard", "param_offload", "micro_batch", "grad_accum")
+"""Options under which the same states are divided otherwise, or the same batches."""
 
 _BESIDE_STEPS: Final = ("eval_batch", "eval_logits", "generate", "resume", "save_checkpoint")
 """Options of a job on which no step depends."""
@@ -84,8 +81,7 @@ def save(ready: ReadyStep, folder: Path, extra: Mapping[str, Any] | None = None)
         if target.exists():
             raise UsageError(f"{folder} exists; save into a new folder.")
         if _is_first():
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+            shutil.rmtree(partial, ignore_errors=True)  # torch makes it again
     try:
         with _together(ready, f"{folder} cannot be written"):
             content = {**states.weights(ready), **states.states(ready)}
@@ -299,7 +295,7 @@ def _check_same(ready: ReadyStep, manifest: Mapping[str, Any]) -> None:
     """Raise UsageError if the checkpoint was saved under another plan or job."""
     for kind, value in (("plan", ready.step.plan), ("job", ready.step.job)):
         now, before = _described(value), manifest[kind]
-        may_differ = {*_MAY_DIFFER, *_BESIDE_STEPS, *(_WITH_RANKS if manifest["ranks"] != _ranks() else ())}
+        may_differ = {*MAY_DIFFER, *_BESIDE_STEPS}
         may_differ |= {*_OF_ADAPTERS} if now.get("method") == before.get("method") == "full" else set()
         for name in sorted({*now, *before} - may_differ):
             if now.get(name) != before.get(name):
@@ -348,6 +344,14 @@ def _described(value: Any) -> dict[str, Any]:
 
 
 def _write_manifest(ready: ReadyStep, folder: Path, extra: Mapping[str, Any] | None) -> None:
+    missing = {info.relative_path for info in _Reader(folder).read_metadata().storage_data.values()} - {
+        path.name for path in folder.iterdir()
+    }
+    if missing:
+        raise UnwritableFile(
+            f"{folder.parent} is not the same folder on all machines ({min(missing)} is not in it); save into a "
+            "shared one."
+        )
     files = {path.name: {"bytes": path.stat().st_size, "crc32": _checksum(path)} for path in sorted(folder.iterdir())}
     manifest = {
         "schema_version": SCHEMA,
@@ -360,7 +364,7 @@ def _write_manifest(ready: ReadyStep, folder: Path, extra: Mapping[str, Any] | N
         "extra": dict(extra or {}),
         "files": files,
     }
-    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
+    with dcp.filesystem.FileSystem().create_stream(folder / MANIFEST, "w") as file:  # where its other files are
         json.dump(manifest, file)
         file.flush()
         os.fsync(file.fileno())

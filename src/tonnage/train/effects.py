@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -44,8 +44,8 @@ class Effect:
     """True if that is what the setting means."""
 
 
-def look(ready: ReadyStep) -> tuple[Effect, ...]:
-    """Return an effect for each setting that is looked for and is not off."""
+def look(ready: ReadyStep, options: Sequence[str] | None = None) -> tuple[Effect, ...]:
+    """Return an effect for each setting that is looked for and is not off; of these options alone, if given."""
     plan = ready.step.plan
     looks: dict[str, Callable[[ReadyStep, Plan], tuple[str, bool]]] = {
         **({"quant": _look_at_quantized} if ready.step.job.method == "qlora" else {}),
@@ -66,7 +66,7 @@ def look(ready: ReadyStep) -> tuple[Effect, ...]:
     return tuple(
         Effect(option=option, planned=str(value), found=found, took_effect=holds)
         for option, search in looks.items()
-        if str(value := getattr(plan, option)) not in off
+        if str(value := getattr(plan, option)) not in off and (options is None or option in options)
         for found, holds in [search(ready, plan)]
     )
 

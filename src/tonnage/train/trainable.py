@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,10 @@ class Evaluation:
     """Mean loss over all labels, of all batches and ranks; NaN without any label."""
     tokens: int
     """Number of those labels."""
+
+
+Accepts = Callable[[float, float | None], bool]
+"""Judges a step by its loss and the norm of its gradients."""
 
 
 class _Numbers:
@@ -103,10 +108,12 @@ class Trainable:
         """Return the optimizers: one, or two under Muon."""
         return self.ready.optimizers
 
-    def step(self, batches: Sequence[Batch]) -> StepResult:
+    def step(self, batches: Sequence[Batch], accepts: Accepts | None = None) -> StepResult:
         """Run one optimizer step on a list of micro-batches, dicts of tensors on the host or on the device.
 
         The loss is the mean over all labels of the step, whatever their numbers in each micro-batch and rank.
+        `accepts(loss, gradient_norm)` is asked on every rank before the update; if it returns False the weights stay
+        as they are.  Under optimizer-in-backward they have been updated by then.
         """
         ready = self.ready
         labels.check(batches)
@@ -123,20 +130,34 @@ class Trainable:
         before = self._scale()
         numbers = _Numbers()
         whole = [labels.with_a_label(batch, shifts=self._shifts) for batch in batches]
+        measure = functools.cache(functools.partial(self._read, numbers))
+        is_refused = False
+
+        def ask() -> bool:
+            nonlocal is_refused
+            assert accepts is not None
+            is_refused = not accepts(*measure())
+            return not is_refused
+
         ready.observers.append(numbers)
         try:
-            ready.train_step(whole, labels.divisors(counts, total, self._ranks))
+            ready.train_step(whole, labels.divisors(counts, total, self._ranks), accepts and ask)
         finally:
             ready.observers.remove(numbers)
-        self._wait()
-        loss = math.fsum(float(loss) for loss in numbers.losses)
+        loss, norm = measure()
         return StepResult(
-            loss=self._average(loss),
+            loss=loss,
             tokens=total,
-            gradient_norm=None if numbers.norm is None else float(numbers.norm),
-            skipped=self._scale() < before,
+            gradient_norm=norm,
+            skipped=is_refused or self._scale() < before,
             learning_rate=rate,
         )
+
+    def _read(self, numbers: _Numbers) -> tuple[float, float | None]:
+        """Return the loss of all ranks, and the norm of the gradients before clipping."""
+        self._wait()
+        loss = self._average(math.fsum(float(loss) for loss in numbers.losses))
+        return loss, None if numbers.norm is None else float(numbers.norm)
 
     def forward_backward(self, batch: Batch, weight: float = 1.0, *, last: bool = True) -> torch.Tensor:
         """Run forward and backward of one micro-batch, and return its loss on the host.

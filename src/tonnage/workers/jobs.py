@@ -3,7 +3,6 @@
 import gc
 import os
 import time
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -18,8 +17,7 @@ from tonnage_recorder import operations, outcome, written
 from tonnage_recorder.native import Native
 from tonnage_recorder.watch import Watch
 
-from tonnage.job import Job
-from tonnage.model import ModelRef
+from tonnage.job import Job, read_job
 from tonnage.plans import Plan
 from tonnage.shallow.depths import is_first_alike, micro_batches_alike
 from tonnage.step import events, flex_stub, inputs, repeats
@@ -37,7 +35,7 @@ def do(request: dict[str, Any], policy: values.Policy, built: list[object]) -> N
     began = time.perf_counter()
     os.environ.update(request["environment"])
     ghost = card.take(request["settings"], rank=request["rank"], world_size=request["world_size"])
-    job, plan = job_of(request), Plan(**request["plan"])
+    job, plan = read_job(request["job"]), Plan(**request["plan"])
     values.patch_libraries(policy)
     shortcuts.install()
     if request.get("sketched"):
@@ -93,11 +91,3 @@ def _run_counted(request: dict[str, Any], job: Job, plan: Plan, world: World, wa
     counted.stop()
     counted.write(request["worked"], lambda mark: watch.marks[mark][1])
     return ran
-
-
-def job_of(request: dict[str, Any]) -> Job:
-    """Return the Job that `asdict` wrote into a request."""
-    document = request["job"]
-    plain = {item.name: document[item.name] for item in fields(Job) if item.name != "model"}
-    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
-    return Job(model=ModelRef(**document["model"]), **plain)

@@ -14,11 +14,12 @@ import torch
 from tonnage_inside import kernels, values
 from tonnage_recorder import native
 
+from tonnage.job import read_job
 from tonnage.plans import Plan
 from tonnage.step import heads, modeling_modules
 from tonnage.techniques import select_techniques
 from tonnage.trainers import engine_of
-from tonnage.workers import child, failures, jobs, preload
+from tonnage.workers import child, failures, preload
 
 
 def serve() -> None:
@@ -55,7 +56,7 @@ def _import_libraries(request: dict[str, Any]) -> None:
     """Import the job's libraries in the parent, so that no child has to."""
     for module in engine_of(Plan(**request["plan"])).imports:
         preload.try_import(module)
-    for technique in select_techniques(jobs.job_of(request), Plan(**request["plan"])):
+    for technique in select_techniques(read_job(request["job"]), Plan(**request["plan"])):
         for library in technique.libraries:
             preload.try_import(library)
     _build_tables()

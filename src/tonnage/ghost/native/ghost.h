@@ -189,7 +189,7 @@ enum record_kind {
 
 #define RECORD_REPLAYED 0x8000 /* flag: this work was replayed by a graph launch */
 
-/* The layout of one record of the log.  Its copy in Python is recorder/tonnage_recorder/layout.py; a test compares
+/* The layout of one record of the log.  Its copy in Python is recorder/tonnage_recorder/record_layout.py; a test compares
    the two. */
 struct ghost_record {
     uint8_t kind, device;

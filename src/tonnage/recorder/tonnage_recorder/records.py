@@ -4,16 +4,16 @@ from typing import Final
 
 import numpy as np
 
-from . import layout
+from . import record_layout
 
 _READ: Final = ("kind", "mark", "bytes", "address", "address2")
 
 RECORD: Final = np.dtype(
     {
         "names": list(_READ),
-        "formats": [f"<{dict(layout.FIELDS)[name]}" for name in _READ],
-        "offsets": [layout.offset_of(name) for name in _READ],
-        "itemsize": layout.RECORD.size,
+        "formats": [f"<{dict(record_layout.FIELDS)[name]}" for name in _READ],
+        "offsets": [record_layout.offset_of(name) for name in _READ],
+        "itemsize": record_layout.RECORD.size,
     }
 )
 """NumPy type of a record, with the fields that are read."""

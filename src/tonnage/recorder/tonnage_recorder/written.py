@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from . import host, ranks
 from .allocator_guard import read_peaks
-from .layout import ACTIONS, FORMAT_VERSION
+from .record_layout import ACTIONS, FORMAT_VERSION
 
 CODES = {name: code for code, name in enumerate(ACTIONS)}
 

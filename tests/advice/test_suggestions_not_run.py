@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import estimates
-from tonnage.advice.untried import suggest
+from tonnage.advice.suggestions_not_run import suggest
 from tonnage.estimates.estimate import Estimate
 from tonnage.units import GIB
 

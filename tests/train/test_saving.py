@@ -266,10 +266,10 @@ def test_a_job_may_differ_where_no_step_depends_on_it(tmp_path: Path) -> None:
     def of(**choices: Any) -> Trainable:
         return tonnage.apply(Plan(precision="fp32"), network(), {"lr": 0.01}, job=Job(**choices))
 
-    of(grad_accum=2).save(tmp_path / "saved")
-    of(grad_accum=2, eval_batch=4, save_checkpoint="full").resume(tmp_path / "saved")
-    with pytest.raises(UsageError, match="saved with grad-accum 2, and this job has 4"):
-        of(grad_accum=4).resume(tmp_path / "saved")  # on as many ranks
+    of(seq_len=64).save(tmp_path / "saved")
+    of(seq_len=64, grad_accum=2, eval_batch=4, save_checkpoint="full").resume(tmp_path / "saved")
+    with pytest.raises(UsageError, match="saved with seq-len 64, and this job has 32"):
+        of(seq_len=32).resume(tmp_path / "saved")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), torch.OutOfMemoryError("CUDA out of memory.")])

@@ -1,0 +1,132 @@
+"""What a plan changes in a network, inside a trainer that keeps its own loop, optimizer and sharding.
+
+Checkpointing, offloaded activations, the loss and the attention are applied by the techniques that were estimated;
+the trainer's own settings for them stay off.  `undo` takes back what they changed and nothing that the trainer did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from tonnage.errors import UsageError
+from tonnage.step import model as models
+from tonnage.step.given import GivenNetwork
+from tonnage.step.step import ReadyStep, Step
+from tonnage.step.world import World
+from tonnage.techniques import select_techniques
+from tonnage.train import effects
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from tonnage.job import Job
+    from tonnage.plans import Plan
+    from tonnage.train.effects import Effect
+
+APPLIED: Final = ("attention", "checkpointing", "activation_offload", "loss")
+"""Options of a plan that are applied here."""
+
+_LIGER: Final = "liger"
+"""A loss that trainers switch on themselves, with Liger's other kernels."""
+
+_ABSENT: Final = object()
+
+
+class PlannedNetwork:
+    """A network under the options of APPLIED, until `undo`."""
+
+    def __init__(self, network: nn.Module, job: Job, plan: Plan, device: torch.device) -> None:
+        self.network = network
+        before = _attributes(network)
+        step = Step(job=job, plan=plan, world=World(device=device), initialise=False, given=GivenNetwork(network))
+        for technique in select_techniques(job, plan):
+            if technique.option in APPLIED and not (technique.option == "loss" and plan.loss == _LIGER):
+                step = technique.apply(step)
+        self._configuration = _attention_of(network)
+        if step.attention is not None:
+            _set_attention(network, step.attention, plan)
+        for change in step.changes:
+            changed = change(network)
+            if changed is not network:
+                raise UsageError(f"{plan.checkpointing} wraps the network, which a trainer would not see.")
+        self.step = step
+        self._undo = list(_differences(before, network))
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """Enter the techniques' contexts, around forward and backward of a micro-batch."""
+        with ExitStack() as stack:
+            for context in self.step.contexts:
+                stack.enter_context(context())
+            yield
+
+    def took_effect(self) -> tuple[Effect, ...]:
+        """Return what is found in the network for each option that was applied."""
+        ready = ReadyStep(step=self.step, model=self.network, optimizers=())
+        return tuple(effect for effect in effects.look(ready, APPLIED))
+
+    def undo(self) -> None:
+        """Give modules the forwards, hooks and switches that they had."""
+        for take_back in self._undo:
+            take_back()
+        inner = models.hugging_face(self.network)
+        if inner is not None and inner.config._attn_implementation != self._configuration:
+            inner.set_attn_implementation(self._configuration)
+
+
+def planned_batches(job: Job, plan: Plan) -> dict[str, Any]:
+    """Return the plan's options that a trainer's own settings express, without those that are applied here."""
+    loss: Any = plan.loss if plan.loss == _LIGER else "plain"
+    own: dict[str, Any] = {"attention": "auto", "checkpointing": "none", "activation_offload": "none", "loss": loss}
+    return {"job": job, "plan": replace(plan, **own)}
+
+
+def _attention_of(network: nn.Module) -> str | None:
+    inner = models.hugging_face(network)
+    return None if inner is None else inner.config._attn_implementation
+
+
+def _set_attention(network: nn.Module, implementation: str, plan: Plan) -> None:
+    inner = models.hugging_face(network)
+    if inner is None:
+        raise UsageError(
+            f"attention {plan.attention} is chosen through transformers, and {type(network).__name__} is no network "
+            "of it; choose attention auto."
+        )
+    inner.set_attn_implementation(implementation)
+
+
+def _attributes(network: nn.Module) -> dict[Any, dict[str, tuple[Any, Any]]]:
+    """Return each module's attributes, and the content of those that are dicts: hooks, buffers."""
+    return {
+        module: {name: _with_content(value) for name, value in vars(module).items()} for module in network.modules()
+    }
+
+
+def _with_content(value: Any) -> tuple[Any, Any]:
+    return value, dict(value) if isinstance(value, dict) else None
+
+
+def _differences(before: dict[Any, dict[str, tuple[Any, Any]]], network: nn.Module) -> Iterator[Callable[[], None]]:
+    """Yield a function for each attribute, and each entry of a dict, that is not as before; it takes it back."""
+    for module in network.modules():
+        held = before.get(module, {})
+        for name, value in list(vars(module).items()):
+            old, content = held.get(name, (_ABSENT, None))
+            if value is not old:
+                yield lambda module=module, name=name, old=old: _set_attribute(module, name, old)  # type: ignore[misc]
+            elif content is not None:
+                for key in [key for key in value if key not in content]:
+                    yield lambda value=value, key=key: value.pop(key, None)  # type: ignore[misc]
+
+
+def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
+    if value is _ABSENT:
+        vars(module).pop(name, None)
+    else:
+        vars(module)[name] = value

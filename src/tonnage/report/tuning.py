@@ -1,0 +1,54 @@
+"""The page of `tonnage tune` for a terminal: the trials in their order, their speed as bars, and the best plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tonnage.planner.describe import describe
+from tonnage.units import format_gib
+
+if TYPE_CHECKING:
+    from tonnage.tuning.decisions import Trial, Tuned
+    from tonnage.tuning.outcome import Outcome
+
+_BAR: Final = 24
+_ENDINGS: Final = {"out_of_memory": "out of memory", "failed": "failed"}
+
+
+def render(tuned: Tuned, *, unicode: bool = True) -> str:
+    """Return the page."""
+    best = tuned.best
+    most = best.outcome.tokens_per_second or 1.0 if best is not None else 1.0
+    lines = [_verdict(best), "", "Trials, each in processes of its own"]
+    for number, trial in enumerate(tuned.trials, 1):
+        mark = "*" if trial is best else " "
+        lines.append(f"{mark}{number:2}  {trial.why}: {describe(trial.candidate)}")
+        lines.append(f"     {_result(trial.outcome, most, trial.predicted_seconds, unicode=unicode)}")
+    return "\n".join(lines) + "\n"
+
+
+def _verdict(best: Trial | None) -> str:
+    if best is None:
+        return "NOTHING HELD  no trial finished."
+    outcome = best.outcome
+    memory = f", {format_gib(outcome.reserved_bytes)} reserved" if outcome.reserved_bytes else ""
+    return (
+        f"FASTEST  {outcome.tokens_per_second:,.0f} tokens/s, {outcome.step_seconds:.3g} s a step{memory}\n"
+        f"         {describe(best.candidate, whole=True)}"
+    )
+
+
+def _result(outcome: Outcome, most: float, predicted: float | None, *, unicode: bool) -> str:
+    if not outcome.holds:
+        return f"{_ENDINGS[outcome.ended]} at {outcome.moment}: {outcome.message}"
+    speed = outcome.tokens_per_second or 0.0
+    cells = round(_BAR * speed / most)
+    bar = ("█" if unicode else "#") * cells + ("·" if unicode else ".") * (_BAR - cells)
+    words = [f"{bar} {speed:,.0f} tokens/s", f"{outcome.step_seconds:.3g} s a step"]
+    if outcome.spread:
+        words[-1] += f" (+-{100 * outcome.spread:.0f} %)"
+    if predicted is not None:
+        words.append(f"predicted {predicted:.3g} s")
+    if outcome.reserved_bytes and outcome.capacity_bytes:
+        words.append(f"{format_gib(outcome.reserved_bytes)} reserved, {100 * outcome.fullness:.0f} % of the card")
+    return ", ".join(words)

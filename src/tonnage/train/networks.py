@@ -1,0 +1,121 @@
+"""The network that a run trains: given weights from a folder, or random ones from a configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from tonnage.catalog.configurations import resolve
+from tonnage.errors import TonnageError, UnreadableModel, UsageError
+from tonnage.model import text_part
+from tonnage.techniques.precision import dtype
+
+if TYPE_CHECKING:
+    from tonnage.job import Job
+    from tonnage.plans import Plan
+
+_WEIGHTS: Final = ("*.safetensors", "*.bin")
+
+_SHAPE: Final = (
+    *("model_type", "hidden_size", "n_embd", "intermediate_size", "num_hidden_layers", "n_layer"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "num_experts", "num_local_experts"),
+)
+"""Fields of a configuration that decide the memory and work of a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a network comes from."""
+
+    config: dict[str, Any]
+    """Its configuration."""
+    folder: Path | None
+    """The folder with its weights; None: they are random."""
+    home: Path
+    """The folder in which its tokenizer may be."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Return the number of token ids."""
+        size = text_part(self.config).get("vocab_size")
+        if not isinstance(size, int):
+            raise UnreadableModel("The model's configuration has no vocab_size; give a language model.")
+        return size
+
+    @property
+    def digest(self) -> str:
+        """Return a text that differs for another configuration, or for weight files of other sizes."""
+        files = sorted(file for pattern in _WEIGHTS for file in (self.folder.glob(pattern) if self.folder else ()))
+        weights = [(file.name, file.stat().st_size) for file in files]
+        return hashlib.sha256(json.dumps([self.config, weights], sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def description(self) -> str:
+        """Return what it is, for the user."""
+        return "random weights" if self.folder is None else f"the weights of {self.folder}"
+
+
+def find(model: str) -> Source:
+    """Return the source that `--model` names: a folder with weights, or a configuration.  Raises UsageError."""
+    path = Path(model).expanduser()
+    if not path.exists():
+        raise UsageError(
+            f"--model {model} does not exist; give a model's folder, or a config.json for random weights."
+        )
+    config = resolve(path if path.is_absolute() else f"./{path}", offline=True).config
+    has_weights = path.is_dir() and any(next(path.glob(pattern), None) for pattern in _WEIGHTS)
+    return Source(config=config, folder=path if has_weights else None, home=path if path.is_dir() else path.parent)
+
+
+def check_model(planned: str, source: Source) -> None:
+    """Raise UsageError if the plan is known to be for a network of another shape."""
+    try:
+        config = text_part(resolve(planned, offline=True).config)
+    except TonnageError:
+        return  # the plan's model is elsewhere; the plan is taken at its word
+    given = text_part(source.config)
+    others = [
+        f"{name} is {given[name]} and not {config[name]}"
+        for name in _SHAPE
+        if name in config and name in given and config[name] != given[name]
+    ]
+    if others:
+        raise UsageError(
+            f"The plan is for {planned}, and the model is another: {', '.join(others)}; make a plan for it with "
+            "tonnage plan."
+        )
+
+
+def build(source: Source, job: Job, plan: Plan, seed: int) -> Any:
+    """Return the network on the host, in the dtype that the plan gives its weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    weights_dtype = choose_dtype(job, plan)
+    torch.manual_seed(seed)
+    try:
+        if source.folder is not None:
+            return AutoModelForCausalLM.from_pretrained(source.folder, dtype=weights_dtype, local_files_only=True)
+        config = AutoConfig.for_model(**_without_code(source.config))
+        return AutoModelForCausalLM.from_config(config, dtype=weights_dtype)
+    except (ValueError, OSError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UnreadableModel(f"transformers cannot make a causal language model of it: {reason}") from error
+
+
+def choose_dtype(job: Job, plan: Plan) -> torch.dtype:
+    """Return the dtype of a network's weights before adapters: the base's under LoRA."""
+    if job.method != "full":
+        return dtype(plan.base_dtype or plan.compute_dtype)
+    is_narrow = plan.precision.endswith("-true") or plan.precision == "megatron-bf16"
+    return dtype(plan.weights_dtype or (plan.compute_dtype if is_narrow else "fp32"))
+
+
+def _without_code(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields without those that name code of a repository."""
+    return {name: value for name, value in config.items() if name not in ("auto_map", "transformers_version")}

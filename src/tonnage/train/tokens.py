@@ -1,0 +1,136 @@
+"""Tokens of text: by a tokenizer's folder, or bytes where a network has no tokenizer.
+
+A tokenizer needs no padding token: sequences are packed or cut to one length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from tonnage.errors import UnreadableFile, UsageError
+
+_FILES: Final = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+"""Files of which a folder with a tokenizer has at least one."""
+
+_BYTES: Final = 256
+"""Vocabulary that bytes need."""
+
+
+class Tokenizer(Protocol):
+    """What the data needs of a tokenizer."""
+
+    description: str
+    """What it is, for the user."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a document, with its end."""
+
+    def encode_messages(self, messages: Sequence[Any]) -> tuple[list[int], list[bool]]:
+        """Return the token ids of a conversation, and for each whether the assistant says it.  Raises ValueError."""
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's files into a folder."""
+
+
+class Bytes:
+    """Bytes of UTF-8 as tokens; a document ends with a zero."""
+
+    description = "bytes as tokens"
+
+    def encode(self, text: str) -> list[int]:
+        return [*text.encode("utf-8"), 0]
+
+    def encode_messages(self, messages: Sequence[Any]) -> tuple[list[int], list[bool]]:
+        raise UsageError(
+            "The data has messages, and bytes as tokens have no chat template; give a tokenizer with --tokenizer."
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write nothing: bytes have no file."""
+
+
+class FolderTokenizer:
+    """A tokenizer of transformers."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except Exception as error:  # libraries of several packages read the files
+            reason = " ".join(str(error).split())[:200]
+            raise UnreadableFile(f"The tokenizer in {folder} cannot be read ({reason}).") from error
+        self.description = f"the tokenizer of {folder} ({len(self._tokenizer):,} tokens)"
+
+    @property
+    def largest(self) -> int:
+        """Return the largest token id."""
+        return max(map(int, self._tokenizer.get_vocab().values()))
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, verbose=False)["input_ids"]
+        end = self._tokenizer.eos_token_id
+        return ids if end is None or ids[-1:] == [end] else [*ids, end]
+
+    def encode_messages(self, messages: Sequence[Any]) -> tuple[list[int], list[bool]]:
+        if self._tokenizer.chat_template is None:
+            raise UsageError(
+                f"The data has messages, and {self.description} has no chat template; give another with --tokenizer."
+            )
+        text = self._render(messages)
+        spans = self._find_answers(messages, text)
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        starts = [start for start, _ in encoded["offset_mapping"]]
+        return encoded["input_ids"], [any(begin <= start < end for begin, end in spans) for start in starts]
+
+    def save(self, folder: Path) -> None:
+        self._tokenizer.save_pretrained(folder)
+
+    def _render(self, messages: Sequence[Any], *, asks: bool = False) -> str:
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=asks)
+            )
+        except Exception as error:  # templates raise errors of Jinja, and of their own
+            raise ValueError(f"the chat template refuses it: {error}") from error
+
+    def _find_answers(self, messages: Sequence[Any], text: str) -> list[tuple[int, int]]:
+        """Return where the assistant's messages begin and end in the rendered text.
+
+        An answer begins where the template asks for it, so that the network learns what it will be asked for, and
+        ends with its message.
+        """
+        spans = []
+        for index, message in enumerate(messages):
+            if message["role"] == "assistant":
+                before = self._render(messages[:index], asks=True)
+                until = self._render(messages[: index + 1])
+                if not (text.startswith(before) and text.startswith(until)):
+                    raise ValueError(
+                        "the chat template changes earlier messages, so that answers cannot be told apart"
+                    )
+                spans.append((len(before), len(until)))
+        return spans
+
+
+def load(folder: Path | None, vocabulary: int) -> Tokenizer:
+    """Return the tokenizer of a folder, or bytes if there is none.
+
+    Raises UsageError if the network's vocabulary is too small for it.
+    """
+    if folder is None or not any((folder / name).is_file() for name in _FILES):
+        if vocabulary < _BYTES:
+            raise UsageError(
+                f"The model has no tokenizer, and its {vocabulary} tokens are too few for bytes ({_BYTES}); give "
+                "--tokenizer DIR."
+            )
+        return Bytes()
+    tokenizer = FolderTokenizer(folder)
+    if tokenizer.largest >= vocabulary:
+        raise UsageError(
+            f"{tokenizer.description} has token ids up to {tokenizer.largest:,}, and the model's vocabulary has "
+            f"{vocabulary:,}; give the model's own with --tokenizer."
+        )
+    return tokenizer

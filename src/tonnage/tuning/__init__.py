@@ -1,0 +1,1 @@
+"""Tuning: plans are tried on real devices, and the fastest that holds is kept."""

@@ -1,0 +1,157 @@
+"""A plan inside Hugging Face's Trainer trains as the Trainer alone, and leaves the network as it was."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Trainer, TrainingArguments
+
+from networks import one_thread  # noqa: F401
+from real_text import IGNORED, batches, network
+from tonnage import Job, Plan
+from tonnage.errors import UsageError
+from tonnage.integrations.transformers import PlannedTrainer, planned
+from tonnage.techniques import activation_offload, chunked_loss, disk, fused_loss
+
+STEPS, ACCUMULATED = 4, 3
+EXACT, SUMMED = 0.0, 1e-6
+"""A loss in slices is summed in another order."""
+
+PLANS: dict[str, tuple[dict[str, Any], float]] = {
+    "plain": ({}, EXACT),
+    **{
+        f"checkpointing {kind}": ({"checkpointing": kind}, EXACT)
+        for kind in ("full", "every-2", "sqrt", "selective", "attention", "attention-module", "budget=300KiB")
+    },
+    **{f"activations {place}": ({"activation_offload": place}, EXACT) for place in ("cpu", "cpu-streamed", "nvme")},
+    **{f"loss {kind}": ({"loss": kind}, SUMMED) for kind in ("chunked", "fused", "torch")},
+    "loss chunked, checkpointing full": ({"loss": "chunked", "checkpointing": "full"}, SUMMED),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make tensors of a tiny network large enough to be sent to the host, and its tokens several slices."""
+    for module in (activation_offload, disk):
+        monkeypatch.setattr(module, "SMALL_BYTES", 1)
+    for module in (chunked_loss, fused_loss):
+        monkeypatch.setattr(module, "CHUNK_TOKENS", 10)
+
+
+def rows() -> list[dict[str, torch.Tensor]]:
+    """Return sequences with unequal numbers of labels."""
+    made = [
+        {name: tensor[0] for name, tensor in batch.items()}
+        for step in batches(STEPS, 2 * ACCUMULATED, rows=1)
+        for batch in step
+    ]
+    for index, row in enumerate(made):
+        row["labels"][: 5 * (index % 5)] = IGNORED
+    return made
+
+
+def arguments(folder: Path, **more: Any) -> TrainingArguments:
+    settings = {
+        **{"output_dir": str(folder), "max_steps": STEPS, "per_device_train_batch_size": 2, "learning_rate": 1e-3},
+        **{"gradient_accumulation_steps": ACCUMULATED, "logging_steps": 1, "report_to": [], "use_cpu": True},
+        **{"save_strategy": "no", "disable_tqdm": True, "optim": "adamw_torch"},
+    }
+    return TrainingArguments(**{**settings, **more})
+
+
+def losses(trainer: Trainer) -> list[float]:
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Return losses and weights of the Trainer alone."""
+    model = network()
+    found = losses(Trainer(model, arguments(tmp_path_factory.mktemp("plain")), train_dataset=rows()))
+    return found, model.state_dict()
+
+
+def attached(module: torch.nn.Module) -> tuple[bool, int, int]:
+    """Return whether a module has a forward of its own, and its numbers of hooks."""
+    return "forward" in vars(module), len(module._forward_hooks), len(module._forward_pre_hooks)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_equals_the_trainer_alone(name: str, expected: Any, tmp_path: Path) -> None:
+    choices, tolerance = PLANS[name]
+    model = network()
+    before = {module: attached(module) for module in model.modules()}
+    plan = Plan(**{"precision": "fp32", "optimizer": "adamw-foreach", **choices})
+    trainer = PlannedTrainer(model, arguments(tmp_path), plan=plan, train_dataset=rows())
+    found = losses(trainer)
+    assert found == pytest.approx(expected[0], rel=max(tolerance, 1e-12))
+    for key, weights in expected[1].items():
+        torch.testing.assert_close(model.state_dict()[key], weights, rtol=0, atol=20 * tolerance, msg=key)
+    report = trainer.plan_report
+    assert report.steps == STEPS
+    assert {effect.option for effect in report.effects} >= {key for key in choices if key != "optimizer"}
+    assert all(effect.took_effect for effect in report.effects), report.effects
+    assert {module: attached(module) for module in model.modules()} == before
+    with torch.no_grad():
+        assert model(input_ids=torch.zeros(1, 4, dtype=torch.long)).logits.shape == (1, 4, 256)
+
+
+def test_evaluation_sees_logits(tmp_path: Path) -> None:
+    seen = []
+    trainer = PlannedTrainer(
+        network(),
+        arguments(tmp_path, eval_strategy="steps", eval_steps=2),
+        plan=Plan(precision="fp32", loss="chunked", checkpointing="selective"),
+        train_dataset=rows(),
+        eval_dataset=rows()[:4],
+        compute_metrics=lambda prediction: seen.append(prediction.predictions.shape) or {"seen": 1.0},
+    )
+    trainer.train()
+    assert seen == [(4, 32, 256)] * 2
+    assert [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+
+
+def test_the_plan_wins_and_says_what_it_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = Job(micro_batch=1, grad_accum=2)
+    plan = Plan(precision="fp32", optimizer="sgd", clip_grad_norm=0.5)
+    trainer = PlannedTrainer(network(), arguments(tmp_path), plan=plan, job=job, train_dataset=rows())
+    assert trainer.args.per_device_train_batch_size == 1
+    assert trainer.args.gradient_accumulation_steps == 2
+    assert trainer.args.max_grad_norm == 0.5
+    assert trainer.args.optim == "sgd"
+    assert "the plan sets per_device_train_batch_size=1 (it was 2)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"optimizer_in_backward": True}, "cannot carry out optimizer-in-backward True; use tonnage.apply"),
+        ({"tp": 2}, "cannot carry out tp 2"),
+        ({"optimizer": "muon"}, "no setting for optimizer muon; possible: .*adamw"),
+        ({"precision": "megatron-bf16"}, "no setting for precision megatron-bf16"),
+    ],
+)
+def test_what_the_trainer_cannot_do_is_refused(choices: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        PlannedTrainer(network(), arguments(tmp_path), plan=Plan(**choices), train_dataset=rows())
+
+
+def test_other_arguments_and_classes_are_refused() -> None:
+    with pytest.raises(UsageError, match="args is a dict; give TrainingArguments"):
+        PlannedTrainer(network(), {}, plan=Plan())
+    with pytest.raises(UsageError, match="dict is not built on transformers' Trainer"):
+        planned(dict)
+
+
+def test_a_run_is_resumed_exactly(tmp_path: Path) -> None:
+    plan = Plan(precision="fp32", checkpointing="selective", loss="fused")
+    whole = PlannedTrainer(
+        network(), arguments(tmp_path / "whole", save_strategy="steps", save_steps=2), plan=plan, train_dataset=rows()
+    )
+    expected = losses(whole)
+    again = PlannedTrainer(network(seed=1), arguments(tmp_path / "again"), plan=plan, train_dataset=rows())
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    found = [entry["loss"] for entry in again.state.log_history if "loss" in entry]
+    assert found == expected

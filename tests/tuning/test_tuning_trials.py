@@ -1,0 +1,70 @@
+"""Trials as real processes: on the CPU, on ghost cards that run out of memory, and their file."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from networks import tiny_job
+from tonnage.catalog.devices import parse_cluster
+from tonnage.errors import UnreadableFile
+from tonnage.ghost import environment as ghost_environment
+from tonnage.planner.solution import Candidate
+from tonnage.plans import Plan
+from tonnage.tuning.outcome import Outcome
+from tonnage.tuning.trials import RECORDS, Trials
+
+
+def trials(folder: Path, gpu: str = "cpu", **variables: str) -> Trials:
+    return Trials(parse_cluster(gpu), folder, steps=5, timeout_seconds=120.0, variables={**os.environ, **variables})
+
+
+def test_a_trial_measures_and_is_remembered(tmp_path: Path) -> None:
+    candidate = Candidate(job=replace(tiny_job("llama"), grad_accum=2), plan=Plan(precision="fp32"))
+    outcome = trials(tmp_path).run(candidate)
+    assert outcome.ended == "finished", outcome
+    assert outcome.step_seconds is not None
+    tokens = candidate.job.tokens_per_micro_batch * 2
+    assert outcome.tokens_per_second == pytest.approx(tokens / outcome.step_seconds)
+    assert [path.name for path in tmp_path.iterdir()] == [RECORDS]
+    again = trials(tmp_path, PATH="/nowhere")
+    assert again.run(candidate) == outcome  # no process is started
+    with (tmp_path / RECORDS).open("a") as file:
+        file.write('{"trial": {')  # a kill in the middle of a line
+    assert trials(tmp_path).known(candidate) == outcome
+
+
+def test_a_trial_that_fails_says_why(tmp_path: Path) -> None:
+    candidate = Candidate(job=tiny_job("llama"), plan=Plan(precision="fp32", loss="liger"))
+    outcome = trials(tmp_path).run(candidate)
+    assert outcome.ended == "failed"
+    assert outcome.message
+
+
+def test_a_damaged_file_is_said(tmp_path: Path) -> None:
+    (tmp_path / RECORDS).write_text('nothing\n{"trial": {}, "outcome": {"ended": "finished", "moment": "save"}}\n')
+    with pytest.raises(UnreadableFile, match=r"trials.jsonl:1 is no trial"):
+        trials(tmp_path)
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize(
+    ("gpu", "micro_batch", "moment"), [("a100-40gb", 1, "save"), ("a100-40gb", 4096, "step 1")], ids=["fits", "oom"]
+)
+def test_a_ghost_card_runs_out_and_the_trial_survives(
+    gpu: str, micro_batch: int, moment: str, tmp_path: Path, torch_build: object
+) -> None:
+    candidate = Candidate(job=tiny_job("llama", micro_batch=micro_batch, seq_len=512), plan=Plan())
+    total = 2**31
+    variables = ghost_environment.environment(inherit=os.environ, total_bytes=total)
+    outcome = Trials(parse_cluster(gpu), tmp_path, steps=5, timeout_seconds=120.0, variables=variables).run(candidate)
+    assert outcome.moment == moment, outcome
+    assert outcome.ended == ("finished" if micro_batch == 1 else "out_of_memory")
+    assert outcome.capacity_bytes == total
+
+
+def test_outcomes_survive_json() -> None:
+    outcome = Outcome(ended="finished", moment="save", step_seconds=0.5)
+    assert Outcome.from_json({**json.loads(json.dumps(outcome.to_json())), "later": 1}) == outcome
