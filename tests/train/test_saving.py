@@ -1,6 +1,7 @@
 """Training that stops and goes on, on one process: bit for bit, whatever the plan, and after whatever happens."""
 
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -186,13 +187,140 @@ def test_the_newest_whole_checkpoint_is_found(saved: Path, tmp_path: Path) -> No
     assert len(skipped) == 1
 
 
-def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
+def test_the_last_ones_and_the_best_are_kept(saved: Path, tmp_path: Path) -> None:
     for step in (1, 2, 3, 10):
-        (tmp_path / f"step-{step}").mkdir()
+        damaged(saved, tmp_path / f"step-{step}", lambda folder: None)
     checkpoints.keep(tmp_path, last=2, best=tmp_path / "step-1")
     assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == ["step-1", "step-3", "step-10"]
     checkpoints.keep(tmp_path, last=0)
     assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == ["step-10"]
+
+
+def test_the_only_whole_one_is_kept(saved: Path, tmp_path: Path) -> None:
+    for step, change in ((1, shards_gone), (2, lambda folder: None), (3, cut), (4, shards_gone)):
+        damaged(saved, tmp_path / f"step-{step}", change)
+    checkpoints.keep(tmp_path, last=1)
+    assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == ["step-2", "step-3", "step-4"]
+
+
+def shards_gone(folder: Path) -> None:
+    shards_of(folder).unlink()
+
+
+def test_states_from_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
+    trainable = started({})
+    trainable.save(tmp_path / "start")
+    expected = losses(trainable, range(STEPS))
+    trainable.resume(tmp_path / "start")
+    assert losses(trainable, range(STEPS)) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_hidden_layers": 2}, r"here is no weights\.model\.layers\.2"),
+        ({"num_hidden_layers": 4}, r"it lacks weights\.model\.layers\.3"),
+        ({"intermediate_size": 64}, r"it has \(48, 32\) and not \(64, 32\) as the size of weights"),
+    ],
+)
+def test_another_network_is_refused(fields: dict[str, int], message: str, saved: Path) -> None:
+    other = tonnage.apply(Plan(precision="fp32"), network(**fields), {"lr": 0.01})
+    before = {name: tensor.clone() for name, tensor in other.model.state_dict().items()}
+    with pytest.raises(UsageError, match=message):
+        other.resume(saved)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in other.model.state_dict().items())
+
+
+def grouped(first: int) -> Trainable:
+    """Return a network with other hyperparameters for its first parameters, whose learning rates are tensors."""
+
+    def new(parameters: list[Any]) -> torch.optim.Optimizer:
+        parts = parameters[:first], parameters[first:]
+        return torch.optim.AdamW([{"params": part, "lr": torch.tensor(0.01)} for part in parts])
+
+    return tonnage.apply(Plan(precision="fp32"), network(), new)
+
+
+def test_groups_are_recognised_by_their_parameters(tmp_path: Path) -> None:
+    whole = grouped(3)
+    whole.optimizers[0].param_groups[0]["lr"].fill_(0.5)
+    whole.save(tmp_path / "saved")
+    same = grouped(3)
+    same.resume(tmp_path / "saved")
+    assert [float(group["lr"]) for group in same.optimizers[0].param_groups] == [0.5, pytest.approx(0.01)]
+    with pytest.raises(UsageError, match="in groups with different hyperparameters"):
+        grouped(5).resume(tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [({"a": {1}}, r"extra\['a'\] is a set"), ({"a": [{2: 3}]}, r"extra\['a'\]\[0\] has the key 2")],
+)
+def test_only_what_comes_back_is_saved(extra: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        started({}).save(tmp_path / "saved", extra)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_may_differ_where_no_step_depends_on_it(tmp_path: Path) -> None:
+    def of(**choices: Any) -> Trainable:
+        return tonnage.apply(Plan(precision="fp32"), network(), {"lr": 0.01}, job=Job(**choices))
+
+    of(seq_len=64).save(tmp_path / "saved")
+    of(seq_len=64, grad_accum=2, eval_batch=4, save_checkpoint="full").resume(tmp_path / "saved")
+    with pytest.raises(UsageError, match="saved with seq-len 64, and this job has 32"):
+        of(seq_len=32).resume(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), torch.OutOfMemoryError("CUDA out of memory.")])
+def test_an_interrupted_save_leaves_nothing(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(torch, "save", interrupted)
+    with pytest.raises(type(error)):
+        started({}).save(tmp_path / "step-2")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", [(os, "fsync"), (json, "dump"), (Path, "rename")])
+def test_a_disk_that_is_full_at_the_end_leaves_nothing(
+    place: tuple[Any, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainable = started({})
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(*place, full)
+    with pytest.raises(UnwritableFile, match="step-2 cannot be written: No space left on device"):
+        trainable.save(tmp_path / "step-2")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnwritableFile, match="step-1 cannot be written: Not a directory"):
+        started({}).save(tmp_path / "file" / "step-1")
+
+
+@pytest.mark.parametrize("name", ["adamw-8bit", "lion", "paged-adamw"])
+def test_states_of_bitsandbytes_are_resumed(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+
+    def new() -> Trainable:
+        model = network(hidden_size=128)  # large enough for states of 8 bits
+        return tonnage.apply(Plan(precision="fp32", optimizer=name), model, {"lr": 0.01})
+
+    whole = new()
+    losses(whole, range(BEFORE))
+    whole.save(tmp_path / "saved")
+    expected = losses(whole, range(BEFORE, STEPS))
+    resumed = new()
+    resumed.resume(tmp_path / "saved")
+    assert losses(resumed, range(BEFORE, STEPS)) == expected
 
 
 def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

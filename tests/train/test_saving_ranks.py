@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from torch.utils._pytree import tree_leaves
 
 import tonnage
 from networks import one_thread  # noqa: F401
 from real_text import batches, network
-from tonnage import Plan
+from tonnage import Job, Plan
 from tonnage.errors import UnwritableFile
 from tonnage.train import checkpoints
 
@@ -27,6 +28,13 @@ IMPORTED_ONCE = ["transformers.models.llama.modeling_llama", "torch.distributed.
 PLANS: dict[str, dict[str, Any]] = {
     **{shard: {"shard": shard} for shard in ("ddp", "zero1", "zero2", "zero3")},
     "muon": {"shard": "zero1", "optimizer": "muon"},
+    "adafactor": {"shard": "zero1", "optimizer": "adafactor"},
+    "in backward": {"shard": "zero3", "optimizer_in_backward": True},
+    "fp16": {"shard": "zero3", "precision": "fp16-mixed", "clip_grad_norm": 1.0},
+    "states": {"shard": "ddp", "optimizer_offload": "cpu=0.5"},
+    "adapters": {"shard": "zero3"},
+    "megatron": {"shard": "ddp", "precision": "megatron-bf16"},
+    "megatron zero1": {"shard": "zero1", "precision": "megatron-bf16"},
     "parameters": {"shard": "zero3", "param_offload": "cpu"},
     "tp": {"tp": 2, "shard": "ddp"},
     "tp zero3": {"tp": 2, "shard": "zero3"},
@@ -35,7 +43,10 @@ PLANS: dict[str, dict[str, Any]] = {
 
 def started(name: str) -> Any:
     plan = Plan(**{"precision": "fp32", "optimizer": "adamw", **PLANS[name]})
-    return tonnage.apply(plan, network(), {"lr": 1e-3})
+    model = network(torch.bfloat16 if plan.precision == "megatron-bf16" else torch.float32)
+    torch.manual_seed(3)
+    job = Job(method="lora" if name == "adapters" else "full", lora_rank=4)
+    return tonnage.apply(plan, model, {"lr": 1e-3}, job=job)
 
 
 def losses(trainable: Any, steps: range) -> list[float]:
@@ -43,7 +54,17 @@ def losses(trainable: Any, steps: range) -> list[float]:
     shared = trainable.ready.step.plan.tp
     each = MICRO_BATCHES * shared // world.size
     mine = [step[world.rank // shared * each :][:each] for step in batches(STEPS, MICRO_BATCHES)]
+    if trainable.ready.step.plan.optimizer_in_backward:
+        mine = [[{key: torch.cat([batch[key] for batch in step]) for key in step[0]}] for step in mine]
     return [trainable.step(mine[index]).loss for index in steps]
+
+
+def content(folder: Path) -> dict[str, torch.Tensor]:
+    """Return everything that a checkpoint holds but random states, whole."""
+    stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    found = {key: torch.empty(entry.size, dtype=entry.properties.dtype) for key, entry in stored.items()}
+    dcp.load(found, checkpoint_id=folder, no_dist=True)
+    return {key: tensor for key, tensor in found.items() if not key.startswith("random.")}
 
 
 def possible(world: int) -> list[str]:
@@ -51,7 +72,7 @@ def possible(world: int) -> list[str]:
 
 
 def save_main(rank: int, world: int, folder: str) -> None:
-    join(rank, world, folder)
+    join(rank, world, folder, f"saved-{world}")
     expected = {}
     for name in possible(world):
         trainable = started(name)
@@ -72,18 +93,20 @@ def full_disk(*_: Any, **__: Any) -> None:
 
 
 def resume_main(rank: int, world: int, folder: str, saved_by: int) -> None:
-    join(rank, world, folder, saved_by)
+    join(rank, world, folder, f"resumed-{saved_by}-{world}")
     found = {}
     for name in set(possible(world)) & set(possible(saved_by)):
         trainable = started(name)
         assert trainable.resume(Path(folder) / f"{name}-{saved_by}") == {"step": BEFORE}
+        trainable.save(Path(folder) / f"{name}-{saved_by}-{world}")
         found[name] = losses(trainable, range(BEFORE, STEPS))
     finish(rank, folder, f"resumed-{saved_by}-{world}", found)
 
 
-def join(rank: int, world: int, folder: str, saved_by: int = 0) -> None:
+def join(rank: int, world: int, folder: str, name: str) -> None:
+    """Join the ranks that meet in the file of this name, which no other ranks use: a used one would not end."""
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/group-{saved_by}-{world}", world)
+    store = dist.FileStore(f"{folder}/group-{name}", world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
 
 
@@ -102,33 +125,46 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[dict[str
     @cache
     def start(world: int, saved_by: int | None = None) -> list[dict[str, Any]]:
         main, arguments = (save_main, ()) if saved_by is None else (resume_main, (saved_by,))
-        mp.start_processes(main, (world, str(folder), *arguments), nprocs=world, start_method="forkserver")
         name = f"saved-{world}" if saved_by is None else f"resumed-{saved_by}-{world}"
+        (folder / f"group-{name}").unlink(missing_ok=True)  # of a start that failed
+        mp.start_processes(main, (world, str(folder), *arguments), nprocs=world, start_method="forkserver")
         return [json.loads((folder / f"{name}-{rank}").read_text()) for rank in range(world)]
 
+    start.folder = folder  # type: ignore[attr-defined]
     return start
 
 
-@pytest.mark.parametrize(
-    ("saved_by", "world", "name"),
-    [
-        (saved_by, world, name)
-        for saved_by, world in ((2, 2), (2, 1), (2, 4), (1, 2))
-        for name in PLANS
-        if name in possible(world) and name in possible(saved_by)
-    ],
-)
+MOVES = [
+    (saved_by, world, name)
+    for saved_by, world in ((2, 2), (2, 1), (2, 4), (1, 2))
+    for name in PLANS
+    if name in possible(world) and name in possible(saved_by)
+]
+
+
+@pytest.mark.parametrize(("saved_by", "world", "name"), MOVES)
 def test_any_number_of_ranks_goes_on(saved_by: int, world: int, name: str, run: Any) -> None:
     expected = run(saved_by)[0][name]
     found = [of_rank[name] for of_rank in run(world, saved_by)]
     assert all(of_rank == found[0] for of_rank in found)
-    assert found[0] == (expected if world == saved_by else pytest.approx(expected, rel=1e-6))
+    # a weight in bf16 may round to its neighbour, and fp16 shards sum otherwise; fp32 shows the order of sums alone
+    tolerance = {"megatron": 2e-3, "megatron zero1": 2e-3, "fp16": 1e-4}.get(name, 1e-6)
+    assert found[0] == (expected if world == saved_by else pytest.approx(expected, rel=tolerance))
+
+
+@pytest.mark.parametrize(("saved_by", "world", "name"), MOVES)
+def test_what_other_ranks_save_again_is_the_same(saved_by: int, world: int, name: str, run: Any) -> None:
+    run(saved_by)
+    run(world, saved_by)
+    folder = run.folder
+    before, after = content(folder / f"{name}-{saved_by}"), content(folder / f"{name}-{saved_by}-{world}")
+    assert before.keys() == after.keys()
+    assert any(key.startswith("states.") for key in before)
+    assert all(torch.equal(before[key], after[key]) for key in before)
 
 
 def test_every_rank_learns_that_one_could_not_write(run: Any) -> None:
-    found = [of_rank["full"] for of_rank in run(2)]
-    assert found[1] == ["No space left on device."]
-    assert found[0][0] in ("No space left on device.", "another rank failed.")
+    assert [of_rank["full"] for of_rank in run(2)] == [["No space left on device."]] * 2
 
 
 def killed_main(folder: str) -> None:
@@ -143,7 +179,7 @@ def killed_main(folder: str) -> None:
         checkpoints.keep(Path(folder), last=2)
 
 
-MANY, KILLS = 60, 12
+MANY, KILLS = 30, 6
 
 
 def test_a_kill_at_any_moment_loses_nothing(tmp_path: Path) -> None:

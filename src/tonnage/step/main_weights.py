@@ -50,6 +50,8 @@ class MainOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for copy, gradient, (parameter, _, _) in zip(copies, self._own_gradients(), self.slices, strict=True):
             copy.grad = gradient
             copy.divided = getattr(parameter, "divided", False)  # among ranks of tp
+        for copy, (parameter, begin, _) in zip(copies, self.slices, strict=True):
+            copy.range_of = begin, parameter.numel()  # by which checkpoints divide it among other ranks
         self.parts = {"optimizer": new(copies)}
         super().__init__(copies, {})
         self._share_with_inner()

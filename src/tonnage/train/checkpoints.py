@@ -15,7 +15,7 @@ import shutil
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import metadata as dcp_metadata
 
 from tonnage import __version__
-from tonnage.errors import TonnageError, UnreadableFile, UnwritableFile, UsageError
+from tonnage.errors import TonnageError, UnreadableFile, UnwritableFile, UsageError, of_kind
 from tonnage.options import spell_option
 from tonnage.train import states
 
@@ -44,6 +44,12 @@ _READ_BYTES: Final = 1 << 24
 
 MAY_DIFFER: Final = ("shard", "param_offload", "micro_batch", "grad_accum")
 """Options under which the same states are divided otherwise, or the same batches."""
+
+_BESIDE_STEPS: Final = ("eval_batch", "eval_logits", "generate", "resume", "save_checkpoint")
+"""Options of a job on which no step depends."""
+
+_OF_ADAPTERS: Final = ("lora_rank", "lora_targets", "lora_dropout")
+"""Options of a job that mean nothing without adapters."""
 
 _KINDS: Final = {
     **{
@@ -68,26 +74,28 @@ def save(ready: ReadyStep, folder: Path, extra: Mapping[str, Any] | None = None)
     `extra` is what the caller wants back, as JSON can hold it.  Raises UsageError for a folder that exists, and
     UnwritableFile on every rank if any of them could not write.
     """
-    partial = folder.with_name(f".{folder.name}{_PARTIAL}")
+    target = Path(os.path.abspath(folder))
+    partial = target.with_name(f".{target.name}{_PARTIAL}")
     with _together(ready, f"{folder} cannot be written"):
-        if folder.exists():
+        _check_values(dict(extra or {}), "extra")
+        if target.exists():
             raise UsageError(f"{folder} exists; save into a new folder.")
         if _is_first():
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+            shutil.rmtree(partial, ignore_errors=True)  # torch makes it again
     try:
-        content = {**states.weights(ready), **states.states(ready)}
-        _check_plain(content)
-        device = ready.step.world.device
-        content |= {f"random.{_rank()}.{name}": value for name, value in states.random_states(device).items()}
+        with _together(ready, f"{folder} cannot be written"):
+            content = {**states.weights(ready), **states.states(ready)}
+            _check_plain(content)
+            device = ready.step.world.device
+            content |= {f"random.{_rank()}.{name}": value for name, value in states.random_states(device).items()}
         with _together(ready, f"{folder} cannot be written"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, about a single process
             dcp.save(content, storage_writer=dcp.FileSystemWriter(partial))
         with _together(ready, f"{folder} cannot be written"):
             if _is_first():
                 _write_manifest(ready, partial, extra)
-                partial.rename(folder)
-                _flush(folder.parent)
+                partial.rename(target)
+                _flush(target.parent)
     except BaseException:
         if _is_first():
             shutil.rmtree(partial, ignore_errors=True)
@@ -103,6 +111,7 @@ def resume(ready: ReadyStep, folder: Path) -> dict[str, Any]:
     with _together(ready, f"{folder} cannot be read"):
         manifest = read_manifest(folder)
         _check_same(ready, manifest)
+        groups = states.match_groups(ready, manifest["groups"])
         check_whole(folder, manifest, part=_rank(), parts=_ranks())
         reader = _Reader(folder)
         sizes = _stored_sizes(reader)
@@ -112,14 +121,12 @@ def resume(ready: ReadyStep, folder: Path) -> dict[str, Any]:
             content |= {
                 key: torch.empty(size, dtype=dtype) for key, (size, dtype) in sizes.items() if key.startswith(own)
             }
-        missing = [key for key in content if key not in sizes]
-        if missing:
-            raise UnreadableFile(f"{folder} lacks {missing[0]}; resume another checkpoint.")
+        _check_same_network(folder, content, sizes)
     with _together(ready, f"{folder} cannot be read"), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.load(content, storage_reader=reader)
     states.put_states(ready, content)
-    states.put_groups(ready, manifest["groups"])
+    states.put_groups(groups)
     if ready.scaler is not None and manifest["scaler"]:
         ready.scaler.load_state_dict(manifest["scaler"])
     saved = {key.removeprefix(own): value for key, value in content.items() if key.startswith(own)}
@@ -152,7 +159,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def check_whole(folder: Path, manifest: Mapping[str, Any], *, part: int = 0, parts: int = 1) -> None:
     """Raise UnreadableFile if a file of a checkpoint is missing or is not as it was written.
 
-    Of several processes each may check a part of the files.
+    Of several processes each may check the content of a part of the files; with `parts` 0 none is read.
     """
     for index, (name, expected) in enumerate(sorted(manifest["files"].items())):
         file = folder / Path(name).name
@@ -162,7 +169,7 @@ def check_whole(folder: Path, manifest: Mapping[str, Any], *, part: int = 0, par
                 raise UnreadableFile(
                     f"{file} has {size:,} bytes, and {expected['bytes']:,} were written; resume another checkpoint."
                 )
-            if index % parts == part and _checksum(file) != expected["crc32"]:
+            if parts and index % parts == part and _checksum(file) != expected["crc32"]:
                 raise UnreadableFile(f"{file} is not as it was written; resume another checkpoint.")
         except OSError as error:
             raise UnreadableFile(f"{file} cannot be read: {error.strerror}; resume another checkpoint.") from None
@@ -181,7 +188,10 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def last_whole(folder: Path, on_skipped: Callable[[str], None]) -> Path | None:
-    """Return the newest checkpoint that is whole; `on_skipped` gets the reason for each that is passed over."""
+    """Return the newest checkpoint that is whole; `on_skipped` gets the reason for each that is passed over.
+
+    It reads all files of that one: call it on the first rank and tell the others.
+    """
     for path in reversed(list_checkpoints(folder)):
         try:
             check_whole(path, read_manifest(path))
@@ -193,12 +203,27 @@ def last_whole(folder: Path, on_skipped: Callable[[str], None]) -> Path | None:
 
 
 def keep(folder: Path, *, last: int, best: Path | None = None) -> None:
-    """Delete all checkpoints but the newest `last` ones and the best."""
-    for path in list_checkpoints(folder)[: -max(last, 1)]:
-        if path != best:
+    """Delete all checkpoints but the newest `last` whole ones and the best.
+
+    A damaged one does not count as one of the last, and is deleted if a newer one is whole.  Whether a file is there
+    with its size is looked at, not its content.
+    """
+    every = list_checkpoints(folder)
+    whole = [path for path in every if _has_all_files(path)]
+    kept = whole[-max(last, 1) :]
+    for path in every[: every.index(kept[0])] if kept else ():
+        if best is None or path.resolve() != best.resolve():
             gone = path.with_name(f".{path.name}{_PARTIAL}")
             path.rename(gone)  # a half-deleted checkpoint must not look like one
             shutil.rmtree(gone, ignore_errors=True)
+
+
+def _has_all_files(folder: Path) -> bool:
+    try:
+        check_whole(folder, read_manifest(folder), parts=0)
+    except UnreadableFile:
+        return False
+    return True
 
 
 def remove_partial(folder: Path) -> None:
@@ -270,12 +295,45 @@ def _check_same(ready: ReadyStep, manifest: Mapping[str, Any]) -> None:
     """Raise UsageError if the checkpoint was saved under another plan or job."""
     for kind, value in (("plan", ready.step.plan), ("job", ready.step.job)):
         now, before = _described(value), manifest[kind]
-        for name in sorted({*now, *before} - set(MAY_DIFFER)):
+        may_differ = {*MAY_DIFFER, *_BESIDE_STEPS}
+        may_differ |= {*_OF_ADAPTERS} if now.get("method") == before.get("method") == "full" else set()
+        for name in sorted({*now, *before} - may_differ):
             if now.get(name) != before.get(name):
                 raise UsageError(
                     f"The checkpoint was saved with {spell_option(name)} {before.get(name)}, and this {kind} has "
                     f"{now.get(name)}; resume under the same {kind}, or start anew from saved weights."
                 )
+
+
+def _check_same_network(
+    folder: Path, content: Mapping[str, torch.Tensor], sizes: Mapping[str, tuple[torch.Size, torch.dtype]]
+) -> None:
+    """Raise UsageError if the checkpoint has other weights than the network, or of other sizes."""
+    for name, tensor in content.items():
+        now, saved = tuple(tensor.size()), tuple(sizes[name][0]) if name in sizes else None
+        if now != saved:
+            what = "it lacks" if saved is None else f"it has {saved} and not {now} as the size of"
+            raise UsageError(f"{folder} is a checkpoint of another network: {what} {name}.")
+    for name in sizes:
+        if name.startswith("weights.") and name not in content:
+            raise UsageError(f"{folder} is a checkpoint of another network: here is no {name}.")
+
+
+def _check_values(value: object, where: str) -> None:
+    """Raise UsageError for what JSON does not hold, or would return as something else."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if not isinstance(name, str):
+                raise UsageError(f"{where} has the key {name!r}, and only strings are saved as keys.")
+            _check_values(item, f"{where}[{name!r}]")
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            _check_values(item, f"{where}[{number}]")
+    elif value is not None and not isinstance(value, str | int | float):
+        raise UsageError(
+            f"{where} is a {type(value).__name__}, which is not saved; give dicts, lists, strings, numbers, True, "
+            "False and None."
+        )
 
 
 def _described(value: Any) -> dict[str, Any]:
@@ -286,6 +344,14 @@ def _described(value: Any) -> dict[str, Any]:
 
 
 def _write_manifest(ready: ReadyStep, folder: Path, extra: Mapping[str, Any] | None) -> None:
+    missing = {info.relative_path for info in _Reader(folder).read_metadata().storage_data.values()} - {
+        path.name for path in folder.iterdir()
+    }
+    if missing:
+        raise UnwritableFile(
+            f"{folder.parent} is not the same folder on all machines ({min(missing)} is not in it); save into a "
+            "shared one."
+        )
     files = {path.name: {"bytes": path.stat().st_size, "crc32": _checksum(path)} for path in sorted(folder.iterdir())}
     manifest = {
         "schema_version": SCHEMA,
@@ -298,7 +364,7 @@ def _write_manifest(ready: ReadyStep, folder: Path, extra: Mapping[str, Any] | N
         "extra": dict(extra or {}),
         "files": files,
     }
-    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
+    with dcp.filesystem.FileSystem().create_stream(folder / MANIFEST, "w") as file:  # where its other files are
         json.dump(manifest, file)
         file.flush()
         os.fsync(file.fileno())
@@ -315,11 +381,12 @@ def _checksum(file: Path) -> int:
 
 def _flush(folder: Path) -> None:
     """Make a folder's entries last through a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with suppress(OSError):  # of file systems without it; the files themselves are there
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager
@@ -328,24 +395,49 @@ def _together(ready: ReadyStep, what: str) -> Iterator[None]:
     failure: BaseException | None = None
     try:
         yield
-    except (TonnageError, OSError, RuntimeError, dcp.api.CheckpointException) as error:
-        failure = error
+    except (Exception, dcp.api.CheckpointException) as error:
+        failure = _own_cause(error)
     failed = failure is not None
     if dist.is_initialized():
         flag = torch.tensor([float(failed)], device=ready.step.world.device)
         dist.all_reduce(flag)
         failed = bool(flag.item())
-    if isinstance(failure, TonnageError):
+    if not failed:
+        return
+    said = _gather(None if failure is None else _as_message(failure, what))
+    is_of_files = isinstance(failure, OSError | RuntimeError | dcp.api.CheckpointException)
+    if failure is not None and (not is_of_files or isinstance(failure, torch.OutOfMemoryError)):
         raise failure
-    if failed:
-        kind = UnreadableFile if "read" in what else UnwritableFile
-        raise kind(f"{what}: {_reason(failure)}.") from None
+    name, message = next(message for message in said if message is not None)
+    raise of_kind(name, message) from None
 
 
-def _reason(failure: BaseException | None) -> str:
+def _as_message(failure: BaseException, what: str) -> tuple[str, str]:
+    """Return the class and the line of the error that the ranks raise."""
+    if isinstance(failure, TonnageError):
+        return type(failure).__name__, str(failure)
+    kind = UnreadableFile if "read" in what else UnwritableFile
+    return kind.__name__, f"{what}: {_reason(failure)}."
+
+
+def _gather(value: Any) -> list[Any]:
+    """Return the values of all ranks."""
+    values = [value] * _ranks()
+    if dist.is_initialized():
+        dist.all_gather_object(values, value)
+    return values
+
+
+def _own_cause(error: BaseException) -> BaseException:
+    """Return what stopped this process inside torch's checkpoint, if it was an interruption or memory."""
+    inner = error.failures if isinstance(error, dcp.api.CheckpointException) else {}
+    cause = inner[_rank()][0] if _rank() in inner else error
+    is_other = isinstance(cause, torch.OutOfMemoryError) or not isinstance(cause, Exception)
+    return cause if is_other else error
+
+
+def _reason(failure: BaseException) -> str:
     """Return one line of why it failed, of the first rank that says so."""
-    if failure is None:
-        return "another rank failed"
     if isinstance(failure, dcp.api.CheckpointException):
         inner = [wrapped[0] for wrapped in failure.failures.values()]
         errors = [error for error in inner if isinstance(error, OSError | TonnageError)] or inner

@@ -9,12 +9,16 @@ of ranks finds its parts.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
+from tonnage.errors import UsageError
 from tonnage.step.main_weights import MainOptimizer
 from tonnage.techniques import disk
 
@@ -26,6 +30,40 @@ Leaf = tuple[str, torch.optim.Optimizer, dict[int, str]]
 
 _NUMBERS: Final = {"int": int, "float": float, "bool": bool}
 """Kinds of plain numbers among states, which are saved as tensors."""
+
+
+class Range(torch.Tensor):  # type: ignore[misc]
+    """A view of some elements of a flattened parameter, which torch's checkpoint stores as that part of it."""
+
+    begin: int
+    size_of_whole: torch.Size
+
+    @staticmethod
+    def of(tensor: torch.Tensor, begin: int, elements: int) -> Range:
+        """Return a view of the tensor as the range from `begin` on of so many elements."""
+        part: Range = torch.Tensor._make_subclass(Range, tensor.detach().view(-1))
+        part.begin, part.size_of_whole = begin, torch.Size([elements])
+        return part
+
+    def size(self, *_: Any) -> torch.Size:
+        """Return the size of the whole, to which torch compares what is stored."""
+        return self.size_of_whole
+
+    def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
+        [chunk] = self.__create_chunk_list__()
+        data = TensorWriteData(
+            chunk=chunk,
+            properties=TensorProperties.create_from_tensor(self.as_subclass(torch.Tensor)),
+            size=self.size_of_whole,
+        )
+        return [WriteItem(index=MetadataIndex(name, chunk.offsets), type=WriteItemType.SHARD, tensor_data=data)]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(offsets=torch.Size([self.begin]), sizes=torch.Size([self.numel()]))]
+
+    def __get_tensor_shard__(self, _: MetadataIndex) -> torch.Tensor:
+        plain: torch.Tensor = self.as_subclass(torch.Tensor)
+        return plain
 
 
 def parameter_names(ready: ReadyStep) -> dict[int, str]:
@@ -41,10 +79,11 @@ def weights(ready: ReadyStep) -> dict[str, torch.Tensor]:
     whole = ready.step.job.method == "full"
     saved = ready.model.state_dict(keep_vars=True).items()
     taken = {id(parameter) for parameter in ready.model.parameters() if whole or parameter.requires_grad}
+    once = {id(tensor): name for name, tensor in reversed(saved) if isinstance(tensor, torch.Tensor)}
     return {
         f"weights.{_without_wrapper(name)}": _as_dtensor(tensor)
         for name, tensor in saved
-        if isinstance(tensor, torch.Tensor) and (whole or id(tensor) in taken)
+        if once.get(id(tensor)) == name and (whole or id(tensor) in taken)
     }
 
 
@@ -60,7 +99,7 @@ def states(ready: ReadyStep) -> dict[str, torch.Tensor]:
                     found[f"states.{number}.{name}.{key}"] = _like_parameter(value, parameter)
                 elif kind is not None:
                     found[f"states.{number}.{name}.{key}#{kind}"] = torch.tensor(value)
-    found |= {f"main.{name}": copy.detach() for name, copy in _main_weights(ready)}
+    found |= {f"main.{name}": _like_parameter(copy.detach(), copy) for name, copy in _main_weights(ready)}
     return found
 
 
@@ -79,11 +118,14 @@ def empty_states(ready: ReadyStep, sizes: Mapping[str, tuple[torch.Size, torch.d
             for parameter in group["params"]:
                 for key in by_parameter.get(f"states.{number}.{names.get(id(parameter))}", ()):
                     made[key] = _empty(key, *sizes[key], parameter, group)
-    return made | {f"main.{name}": torch.empty_like(copy) for name, copy in _main_weights(ready)}
+    main = _main_weights(ready)
+    return made | {f"main.{name}": _like_parameter(torch.empty_like(copy), copy) for name, copy in main}
 
 
 def put_states(ready: ReadyStep, loaded: Mapping[str, torch.Tensor]) -> None:
-    """Give the optimizers the loaded states, and the copies that they keep of parameters the values of now."""
+    """Give the optimizers the loaded states and no others, and the copies that they keep of parameters the values of
+    now.
+    """
     by_parameter: dict[str, list[str]] = {}
     for key in loaded:
         by_parameter.setdefault(key.rpartition(".")[0], []).append(key)
@@ -94,36 +136,91 @@ def put_states(ready: ReadyStep, loaded: Mapping[str, torch.Tensor]) -> None:
                 state = dict(_as_state(key.rpartition(".")[2], loaded[key], parameter) for key in keys)
                 if state:
                     optimizer.state[parameter] = state
+                else:
+                    optimizer.state.pop(parameter, None)
     with torch.no_grad():
         for name, copy in _main_weights(ready):
-            copy.copy_(loaded[f"main.{name}"])
+            copy.copy_(loaded[f"main.{name}"].as_subclass(torch.Tensor).view(copy.shape))
         for outer in ready.optimizers:
             for parameter, copy, _ in getattr(outer, "pairs", ()):
                 copy.copy_(parameter)
 
 
 def groups(ready: ReadyStep) -> dict[str, list[dict[str, Any]]]:
-    """Return the hyperparameters of the groups of every optimizer, by where it is: `0`, `0.host`."""
+    """Return the groups of every optimizer, by its number: the names of their parameters and the hyperparameters."""
+    names = _names_of_updated(ready)
     return {
-        place: [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-        for place, optimizer in _all_optimizers(ready)
+        str(number): [
+            {
+                "parameters": [names[id(parameter)] for parameter in group["params"]],
+                "values": {key: _plain(value) for key, value in group.items() if key != "params"},
+            }
+            for group in optimizer.param_groups
+        ]
+        for number, optimizer in enumerate(ready.optimizers)
     }
 
 
-def put_groups(ready: ReadyStep, saved: Mapping[str, list[dict[str, Any]]]) -> None:
-    """Set the hyperparameters that `groups` returned; lists become tuples again where they were."""
+def match_groups(
+    ready: ReadyStep, saved: Mapping[str, list[dict[str, Any]]]
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return each group of the optimizers, and of those inside them, with the hyperparameters that were saved for it.
+
+    Raises UsageError if its parameters were in groups with other hyperparameters than each other's.
+    """
+    names = _names_of_updated(ready)
+    matched = []
     for place, optimizer in _all_optimizers(ready):
-        for group, values in zip(optimizer.param_groups, saved.get(place, []), strict=False):
-            for key, value in values.items():
+        of_optimizer = saved.get(place.partition(".")[0], [])
+        by_name = {name: group["values"] for group in of_optimizer for name in group["parameters"]}
+        for index, group in enumerate(optimizer.param_groups):
+            held = [names[id(parameter)] for parameter in group["params"]]
+            known = [name for name in held if name in by_name]  # the first rank may have had none of these slices
+            values = [by_name[name] for name in known] or [one["values"] for one in of_optimizer[index : index + 1]]
+            other = next((name for name in known if by_name[name] != values[0]), None)
+            if other is not None:
+                raise UsageError(
+                    f"The checkpoint has {known[0]} and {other} in groups with different hyperparameters, and this "
+                    "optimizer has them in one; make the same groups."
+                )
+            matched += [(group, values[0])] if values else []
+    return matched
+
+
+def put_groups(matched: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    """Set the hyperparameters that `match_groups` returned, in place; lists become tuples again where they were."""
+    for group, values in matched:
+        for key, value in values.items():
+            if isinstance(group.get(key), torch.Tensor):
+                group[key].fill_(value)
+            else:
                 group[key] = tuple(value) if isinstance(value, list) else value
 
 
+def _plain(value: Any) -> Any:
+    """Return a hyperparameter as JSON can hold it: the number of a tensor."""
+    return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def _names_of_updated(ready: ReadyStep) -> dict[int, str]:
+    """Return the name of each parameter, and of each copy that an optimizer has in its place, by id."""
+    names = parameter_names(ready)
+    for optimizer in ready.optimizers:
+        names |= {id(copy): names[id(parameter)] for parameter, copy, _ in getattr(optimizer, "pairs", ())}
+        names |= dict(_copies(optimizer, names)) if isinstance(optimizer, MainOptimizer) else {}
+    return names
+
+
 def random_states(device: torch.device) -> dict[str, torch.Tensor]:
-    """Return this process's random states, of torch on the host and on the device, and of Python."""
+    """Return this process's random states, of torch on the host and on the device, of Python and of NumPy."""
     version, numbers, spare = random.getstate()
     found = {"cpu": torch.get_rng_state(), "python": torch.tensor([version, *numbers])}
     if spare is not None:
         found["python_spare"] = torch.tensor([spare], dtype=torch.float64)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        _, words, position, has_spare, spare = numpy.random.get_state()
+        found["numpy"] = torch.tensor([position, has_spare, *words.tolist()])
+        found["numpy_spare"] = torch.tensor([spare], dtype=torch.float64)
     if device.type == "cuda":
         found["cuda"] = torch.cuda.get_rng_state(device)
     return found
@@ -135,6 +232,10 @@ def put_random_states(device: torch.device, saved: Mapping[str, torch.Tensor]) -
     version, *numbers = saved["python"].tolist()
     spare = saved["python_spare"].item() if "python_spare" in saved else None
     random.setstate((version, tuple(numbers), spare))
+    if "numpy" in saved and (numpy := sys.modules.get("numpy")) is not None:
+        position, has_spare, *words = saved["numpy"].tolist()
+        words = numpy.array(words, dtype="uint32")
+        numpy.random.set_state(("MT19937", words, position, has_spare, saved["numpy_spare"].item()))
     if device.type == "cuda" and "cuda" in saved:
         torch.cuda.set_rng_state(saved["cuda"], device)
 
@@ -172,10 +273,9 @@ def _all_optimizers(ready: ReadyStep) -> Iterator[tuple[str, Any]]:
 
 
 def _copies(optimizer: MainOptimizer, names: dict[int, str]) -> Iterator[tuple[int, str]]:
-    """Yield the names of main weights: that of the parameter, with the range of its elements that a rank has."""
-    for copy, (parameter, begin, end) in zip(optimizer.param_groups[0]["params"], optimizer.slices, strict=True):
-        name = names[id(parameter)]
-        yield id(copy), name if end - begin == parameter.numel() else f"{name}[{begin}:{end}]"
+    """Yield the names of main weights: those of their parameters, of which a rank may have a range."""
+    for copy, (parameter, _, _) in zip(optimizer.param_groups[0]["params"], optimizer.slices, strict=True):
+        yield id(copy), names[id(parameter)]
 
 
 def _main_weights(ready: ReadyStep) -> Iterator[tuple[str, torch.Tensor]]:
@@ -197,7 +297,9 @@ def _as_dtensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _like_parameter(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    layout = getattr(parameter, "part_of", None)
+    layout, range_of = getattr(parameter, "part_of", None), getattr(parameter, "range_of", None)
+    if range_of is not None and value.shape == parameter.shape:
+        return Range.of(value, *range_of)
     if layout is None or value.shape != parameter.shape:
         return value
     shape, stride = layout.shape, layout.stride()
@@ -209,6 +311,9 @@ def _like_parameter(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tenso
 def _empty(
     key: str, size: torch.Size, dtype: torch.dtype, parameter: torch.Tensor, group: Mapping[str, Any]
 ) -> torch.Tensor:
+    range_of = getattr(parameter, "range_of", None)
+    if range_of is not None and size == (range_of[1],):
+        return Range.of(torch.empty_like(parameter, dtype=dtype, requires_grad=False), *range_of)
     layout = getattr(parameter, "part_of", parameter)
     if isinstance(layout, DTensor) and size == layout.shape:
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
@@ -230,5 +335,7 @@ def _as_state(key: str, value: torch.Tensor, parameter: torch.Tensor) -> tuple[s
     name, _, kind = key.partition("#")
     if kind:
         return name, _NUMBERS[kind](value.item())
+    if isinstance(value, Range):
+        return name, value.as_subclass(torch.Tensor).view(parameter.shape)
     is_part = getattr(parameter, "part_of", None) is not None and isinstance(value, DTensor)
     return name, value.to_local() if is_part else value
