@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tonnage.recorder.tonnage_recorder.layout import ACTIONS
+from tonnage.recorder.tonnage_recorder.record_layout import ACTIONS
 
 
 def start() -> None:

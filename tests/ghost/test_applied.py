@@ -29,7 +29,6 @@ CASES = {
     "sharded": ("2xa100-40gb", {"shard": "zero3", "loss": "chunked"}, {"grad_accum": 2}),
     "divided": ("2xa100-40gb", {"tp": 2, "clip_grad_norm": 1.0}, {}),
     "sequences shared": ("2xa100-40gb", {"cp": 2, "shard": "zero3"}, {}),
-    "layers compiled": ("a100-40gb", {"compile": "layers"}, {}),  # 20 s: both processes compile for the card
 }
 
 
