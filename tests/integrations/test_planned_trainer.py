@@ -1,5 +1,6 @@
 """A plan inside Hugging Face's Trainer trains as the Trainer alone, and leaves the network as it was."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from networks import one_thread  # noqa: F401
 from real_text import IGNORED, batches, network
 from tonnage import Job, Plan
 from tonnage.errors import UsageError
-from tonnage.integrations.transformers import PlannedTrainer, planned
+from tonnage.integrations.transformers import PlannedTrainer, PlanReport, planned
 from tonnage.techniques import activation_offload, chunked_loss, disk, fused_loss
+from tonnage.train.prediction import Predicted
 
 STEPS, ACCUMULATED = 4, 3
 EXACT, SUMMED = 0.0, 1e-6
@@ -91,7 +93,7 @@ def test_equals_the_trainer_alone(name: str, expected: Any, tmp_path: Path) -> N
         torch.testing.assert_close(model.state_dict()[key], weights, rtol=0, atol=20 * tolerance, msg=key)
     report = trainer.plan_report
     assert report.steps == STEPS
-    assert {effect.option for effect in report.effects} >= {key for key in choices if key != "optimizer"}
+    assert {effect.option for effect in report.effects} >= {"precision", "optimizer", *choices}
     assert all(effect.took_effect for effect in report.effects), report.effects
     assert {module: attached(module) for module in model.modules()} == before
     with torch.no_grad():
@@ -122,6 +124,107 @@ def test_the_plan_wins_and_says_what_it_changed(tmp_path: Path, capsys: pytest.C
     assert trainer.args.max_grad_norm == 0.5
     assert trainer.args.optim == "sgd"
     assert "the plan sets per_device_train_batch_size=1 (it was 2)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("loss", ["plain", "chunked", "fused"])
+def test_autocast_survives_evaluations_and_a_second_training(loss: str, tmp_path: Path) -> None:
+    plan = Plan(precision="bf16-mixed", optimizer="adamw-foreach", loss=loss, checkpointing="selective")
+    more: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2}
+    model, expected_model = network(), network()
+    kinds: set[tuple[bool, torch.dtype]] = set()
+    linear = next(module for module in model.modules() if isinstance(module, torch.nn.Linear))
+    linear.register_forward_hook(lambda module, _, output: kinds.add((module.training, output.dtype)))
+    planned_one = PlannedTrainer(
+        model, arguments(tmp_path, **more), plan=plan, train_dataset=rows(), eval_dataset=rows()[:4]
+    )
+    alone = Trainer(
+        expected_model,
+        arguments(tmp_path, **more, bf16=True),
+        train_dataset=rows(),
+        eval_dataset=rows()[:4],
+    )
+    for trainer in (planned_one, alone, planned_one, alone):
+        trainer.train()
+    assert kinds == {(True, torch.bfloat16), (False, torch.bfloat16)}
+    assert all(effect.took_effect for effect in planned_one.plan_report.effects), planned_one.plan_report.effects
+    found, expected = ([e["loss"] for e in t.state.log_history if "loss" in e] for t in (planned_one, alone))
+    assert found == pytest.approx(expected, rel=1e-3)
+    assert planned_one.evaluate()["eval_loss"] == pytest.approx(alone.evaluate()["eval_loss"], rel=1e-3)
+    assert kinds == {(True, torch.bfloat16), (False, torch.bfloat16)}
+
+
+def test_a_setting_without_effect_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Other(Trainer):  # type: ignore[misc]
+        def create_optimizer(self, model: Any = None) -> Any:
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+            return self.optimizer
+
+    plan = Plan(precision="fp32", optimizer="adamw-foreach")
+    trainer = planned(Other)(network(), arguments(tmp_path), plan=plan, train_dataset=rows())
+    trainer.train()
+    assert "optimizer adamw-foreach had no effect: SGD" in capsys.readouterr().err
+    assert str(trainer.plan_report).endswith("; without effect: optimizer")
+
+
+def test_the_configuration_is_saved_as_it_was(tmp_path: Path) -> None:
+    model = network()
+    model.config.use_cache = True
+    plan = Plan(precision="fp32", checkpointing="full", loss="chunked")
+    settings = arguments(tmp_path, save_strategy="steps", save_steps=2)
+    trainer = PlannedTrainer(model, settings, plan=plan, train_dataset=rows())
+    trainer.train()
+    assert model.config.use_cache
+    trainer.save_model(str(tmp_path / "end"))
+    for folder in ("checkpoint-2", "end"):
+        assert json.loads((tmp_path / folder / "config.json").read_text())["use_cache"], folder
+
+
+def test_adapters_are_trained_alone(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(network(), peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    plan = Plan(precision="fp32", checkpointing="selective", loss="chunked")
+    trainer = PlannedTrainer(model, arguments(tmp_path), plan=plan, train_dataset=rows())
+    trainer.train()
+    assert trainer.plan_job.method == "lora"
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed
+    assert all("lora_" in name for name in changed), changed
+    assert all(effect.took_effect for effect in trainer.plan_report.effects), trainer.plan_report.effects
+
+
+def test_measured_numbers_stand_beside_the_prediction() -> None:
+    report = PlanReport(
+        steps=5,
+        step_seconds=0.22,
+        allocated_bytes=3 << 30,
+        reserved_bytes=4 << 30,
+        effects=(),
+        predicted=Predicted(allocated_bytes=4 << 30, reserved_bytes=4 << 30, step_seconds=0.2),
+    )
+    assert str(report) == (
+        "plan: 5 steps, 0.22 s a step (+10.0% of predicted), 3.00 GiB allocated (-25.0% of predicted), "
+        "4.00 GiB reserved (+0.0% of predicted)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("choices", "job", "message"),
+    [
+        ({"precision": "bf16-true"}, None, "weights are float32, and under bf16-true with method full .* bfloat16"),
+        ({}, Job(method="lora"), "method is lora, and LlamaForCausalLM has no adapters"),
+        ({"shard": "ddp"}, None, "shard ddp shares work .* started without torchrun"),
+        ({"shard": "zero3", "param_offload": "cpu"}, None, "shard zero3 shares work .* without torchrun"),
+        ({"param_offload": "cpu"}, None, "on the host under FSDP alone, and shard is none"),
+        ({"checkpointing": "budget=1MiB", "activation_offload": "cpu"}, None, "a budget on the GPU has no use"),
+    ],
+)
+def test_what_would_silently_do_something_else_is_refused(
+    choices: dict[str, Any], job: Job | None, message: str, tmp_path: Path
+) -> None:
+    plan = Plan(**{"precision": "fp32", **choices})
+    with pytest.raises(UsageError, match=message):
+        PlannedTrainer(network(), arguments(tmp_path), plan=plan, job=job, train_dataset=rows())
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,11 @@ the trainer's own settings for them stay off.  `undo` takes back what they chang
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import wraps
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -19,7 +21,7 @@ from tonnage.step.given import GivenNetwork
 from tonnage.step.step import ReadyStep, Step
 from tonnage.step.world import World
 from tonnage.techniques import select_techniques
-from tonnage.train import effects
+from tonnage.train import checks, effects
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 APPLIED: Final = ("attention", "checkpointing", "activation_offload", "loss")
 """Options of a plan that are applied here."""
+
+_OF_WEIGHTS: Final = ("precision", "weights_dtype", "method")
+"""Options that say in which dtype the network's weights are."""
 
 _LIGER: Final = "liger"
 """A loss that trainers switch on themselves, with Liger's other kernels."""
@@ -42,10 +47,13 @@ class PlannedNetwork:
 
     def __init__(self, network: nn.Module, job: Job, plan: Plan, device: torch.device) -> None:
         self.network = network
+        self._loss_is_planned = True
         before = _attributes(network)
         step = Step(job=job, plan=plan, world=World(device=device), initialise=False, given=GivenNetwork(network))
         for technique in select_techniques(job, plan):
-            if technique.option in APPLIED and not (technique.option == "loss" and plan.loss == _LIGER):
+            if technique.option in _OF_WEIGHTS:
+                step = replace(technique.apply(step), changes=step.changes)  # adapters are the trainer's
+            elif technique.option in APPLIED and not (technique.option == "loss" and plan.loss == _LIGER):
                 step = technique.apply(step)
         self._configuration = _attention_of(network)
         if step.attention is not None:
@@ -54,6 +62,7 @@ class PlannedNetwork:
             changed = change(network)
             if changed is not network:
                 raise UsageError(f"{plan.checkpointing} wraps the network, which a trainer would not see.")
+        self._switch_losses(before)
         self.step = step
         self._undo = list(_differences(before, network))
 
@@ -65,10 +74,29 @@ class PlannedNetwork:
                 stack.enter_context(context())
             yield
 
-    def took_effect(self) -> tuple[Effect, ...]:
-        """Return what is found in the network for each option that was applied."""
-        ready = ReadyStep(step=self.step, model=self.network, optimizers=())
-        return tuple(effect for effect in effects.look(ready, APPLIED))
+    @contextmanager
+    def own_loss(self) -> Iterator[None]:
+        """Let the network compute its own loss and logits for a while: in an evaluation."""
+        self._loss_is_planned = False
+        try:
+            yield
+        finally:
+            self._loss_is_planned = True
+
+    def took_effect(
+        self,
+        wrapped: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        autocast_dtype: torch.dtype | None,
+        *,
+        scales_loss: bool,
+    ) -> tuple[Effect, ...]:
+        """Return what is found for each option of the plan, in the network as the trainer wrapped it.
+
+        `autocast_dtype` and `scales_loss` are what the trainer does.
+        """
+        step = replace(self.step, autocast_dtype=autocast_dtype, scales_loss=scales_loss)
+        return effects.look(ReadyStep(step=step, model=wrapped, optimizers=tuple(optimizers)))
 
     def undo(self) -> None:
         """Give modules the forwards, hooks and switches that they had."""
@@ -77,6 +105,41 @@ class PlannedNetwork:
         inner = models.hugging_face(self.network)
         if inner is not None and inner.config._attn_implementation != self._configuration:
             inner.set_attn_implementation(self._configuration)
+
+    def _switch_losses(self, before: dict[Any, dict[str, tuple[Any, Any]]]) -> None:
+        """Put a switch before each forward that computes the plan's loss.
+
+        Trainers wrap a network's forward, for autocast for example: it must stay the same one in evaluations.
+        """
+        for module in self.network.modules():
+            forward = vars(module).get("forward")
+            if not effects.computes_planned_loss(module) or forward is before[module].get("forward", (None,))[0]:
+                continue
+            own, _ = before[module].get("forward", (MethodType(type(module).forward, module), None))
+            module.forward = MethodType(self._choose(forward, own), module)
+
+    def _choose(self, planned: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(getattr(own, "__func__", own))
+        def forward(_: nn.Module, *arguments: Any, **options: Any) -> Any:
+            return (planned if self._loss_is_planned else own)(*arguments, **options)
+
+        setattr(forward, effects.PLANNED, planned)
+        return forward
+
+
+def check_weights(network: nn.Module, job: Job, plan: Plan) -> None:
+    """Raise UsageError if the network's weights, adapters or quantized layers are not those of the plan."""
+    if job.method != "full" and checks.adapted(network) is None:
+        raise UsageError(
+            f"The job's method is {job.method}, and {type(network).__name__} has no adapters: all weights would be "
+            "trained; give what peft.get_peft_model returns."
+        )
+    checks.check_quantized(job, plan, network)
+    step = Step(job=job, plan=plan, world=World(device=torch.device("cpu")), initialise=False)
+    for technique in select_techniques(job, plan):
+        if technique.option in _OF_WEIGHTS:
+            step = technique.apply(step)
+    checks.check_dtypes(step, network)
 
 
 def planned_batches(job: Job, plan: Plan) -> dict[str, Any]:

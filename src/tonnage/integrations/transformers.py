@@ -9,7 +9,8 @@
 TrainingArguments get what the plan says of precision, batches, optimizer, clipping and sharding; the plan wins over
 them.  What it does not say stays the Trainer's: batches beside a bare Plan, clipping at norm 1.  What they have no
 words for (selective checkpointing, budgets, streamed activations, sliced losses) is applied to the network while
-`train` runs, by the code that was estimated.
+`train` runs, by the code that was estimated.  After the first step everything that the plan says is looked for in the
+network, its wrappers and the optimizer.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,10 +28,15 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tonnage.errors import UsageError
-from tonnage.integrations.network import PlannedNetwork, planned_batches
+from tonnage.integrations.network import PlannedNetwork, check_weights, planned_batches
 from tonnage.job import Job
+from tonnage.mesh import SHARDING
+from tonnage.planner import plan_file
 from tonnage.plans import Plan
+from tonnage.step import model as models
+from tonnage.techniques import qlora
 from tonnage.train import applying, checks
+from tonnage.train.prediction import Estimation, Predicted
 from tonnage.trainers.hf_trainer.run import EXPRESSES, arguments
 
 if TYPE_CHECKING:
@@ -40,6 +47,9 @@ _TRAINERS_OWN: Final = ("optimizer", "precision", "shard", "compile", "param_off
 
 _WITHOUT_WORDS: Final = ("optimizer_in_backward", "optimizer_offload", "tp", "pp", "cp", "ep")
 """Options that need another loop than the Trainer's."""
+
+_NOT_SEEN: Final = (("loss", "liger"), ("compile", "model"))
+"""Values that are not looked for: Liger's changes to classes, and accelerate's compiled wrapper."""
 
 _WARM_STEPS: Final = 2
 
@@ -57,21 +67,37 @@ class PlanReport:
     reserved_bytes: int | None
     """The same of reserved memory."""
     effects: tuple[Effect, ...]
-    """What was found of the options that were applied to the network."""
+    """What was found of the plan's options after the first step."""
+    predicted: Predicted = field(default_factory=Predicted)
+    """The same numbers of the plan file's estimate; without numbers on the CPU and for a bare Plan."""
 
     def __str__(self) -> str:
         """Return one line."""
         seconds = "" if self.step_seconds is None else f", {self.step_seconds:.3g} s a step"
-        memory = "" if self.allocated_bytes is None else f", {self.allocated_bytes / 2**30:.2f} GiB allocated"
+        seconds += _beside(self.step_seconds, self.predicted.step_seconds)
+        memory = "".join(
+            f", {held / 2**30:.2f} GiB {kind}{_beside(held, predicted)}"
+            for kind, held, predicted in (
+                ("allocated", self.allocated_bytes, self.predicted.allocated_bytes),
+                ("reserved", self.reserved_bytes, self.predicted.reserved_bytes),
+            )
+            if held is not None
+        )
         off = [effect.option for effect in self.effects if not effect.took_effect]
         missing = f"; without effect: {', '.join(off)}" if off else ""
         return f"plan: {self.steps} steps{seconds}{memory}{missing}"
 
 
-class PlanCallback(TrainerCallback):  # type: ignore[misc]
-    """Measures seconds and memory of a Trainer's steps; `report` has them at the end."""
+def _beside(measured: float | None, predicted: float | None) -> str:
+    """Return by how much a number differs from its prediction; an empty text without either."""
+    return f" ({measured / predicted - 1:+.1%} of predicted)" if measured is not None and predicted else ""
 
-    def __init__(self) -> None:
+
+class PlanCallback(TrainerCallback):  # type: ignore[misc]
+    """Measures seconds and memory of a Trainer's steps, and looks once for what the plan says."""
+
+    def __init__(self, look: Callable[[], tuple[Effect, ...]]) -> None:
+        self._look = look
         self._begun: float | None = None
         self._seconds: list[float] = []
         self.effects: tuple[Effect, ...] = ()
@@ -89,6 +115,11 @@ class PlanCallback(TrainerCallback):  # type: ignore[misc]
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             self._seconds.append(time.perf_counter() - self._begun)
+        if len(self._seconds) == 1:
+            self.effects = self._look()
+            for effect in self.effects:
+                if not effect.took_effect:
+                    print(f"{effect.option} {effect.planned} had no effect: {effect.found}", file=sys.stderr)
 
     @property
     def report(self) -> PlanReport:
@@ -122,33 +153,59 @@ class _Planned:
         if isinstance(plan, Plan) and job is None:  # it says nothing of batches
             rows, accumulated = args.per_device_train_batch_size, args.gradient_accumulation_steps
             job = Job(micro_batch=rows, grad_accum=accumulated)
-        plan, job, _ = applying.read_plan(plan, job)
+        self._plan_path = None if isinstance(plan, Plan) else plan
+        plan, job, cluster = applying.read_plan(plan, job)
         checks.check_network(model)
         job = replace(job, model=applying.reference(model))
+        if qlora.formats(model):
+            job = job.with_method("qlora")
+        elif checks.adapted(model) is not None and job.method == "full":
+            job = job.with_method("lora")
         _check_expressible(plan)
+        ranks = _count_ranks(plan, args, None if cluster is None else cluster.gpus)
+        checks.check_techniques(job, plan, cluster or applying.this_cluster(args.device.type, ranks))
         args = _planned_arguments(args, job, plan)
+        inner = models.hugging_face(model)
+        self._own_cache = None if inner is None else inner.config.use_cache
         self.plan, self.plan_job = plan, job
-        self._callback = PlanCallback()
+        self._callback = PlanCallback(self._look)
+        self._predicted = Predicted()
         super().__init__(model, args, *more, **rest)  # type: ignore[call-arg] # the trainer's
+        check_weights(self.model, job, plan)  # type: ignore[attr-defined] # TRL's trainers add adapters
         self.add_callback(self._callback)  # type: ignore[attr-defined]
         self._applied: PlannedNetwork | None = None
 
     @property
     def plan_report(self) -> PlanReport:
-        """Return memory and seconds of the last `train`."""
-        return self._callback.report
+        """Return memory and seconds of the last `train`, beside the prediction."""
+        return replace(self._callback.report, predicted=self._predicted)
 
     def train(self, *arguments: Any, **options: Any) -> Any:
         """Train with the plan applied to the network, which is as before afterwards."""
         self._set_signature_columns_if_needed()  # type: ignore[attr-defined] # of the network's own forward
         network, device = self.model, self.args.device  # type: ignore[attr-defined]
+        estimation = self._begin_estimate()
         self._applied = PlannedNetwork(network, self.plan_job, self.plan, device)
-        self._callback.effects = self._applied.took_effect()
         try:
-            return super().train(*arguments, **options)  # type: ignore[misc]
+            result = super().train(*arguments, **options)  # type: ignore[misc]
+            if estimation is not None:
+                self._predicted, reason = estimation.wait()
+                print(f"no prediction: {reason}" if reason else self.plan_report, file=sys.stderr)
+            return result
         finally:
+            if estimation is not None:
+                estimation.end()
             self._applied.undo()
             self._applied = None
+            self._set_cache(self._own_cache)
+
+    def save_model(self, *arguments: Any, **options: Any) -> None:
+        """Save the network, with `use_cache` in its configuration as it was."""
+        held = self._set_cache(self._own_cache)
+        try:
+            super().save_model(*arguments, **options)  # type: ignore[misc]
+        finally:
+            self._set_cache(held)
 
     def training_step(self, *arguments: Any, **options: Any) -> Any:
         """Run forward and backward of a micro-batch inside the techniques' contexts."""
@@ -156,16 +213,56 @@ class _Planned:
         with self._applied.around():
             return super().training_step(*arguments, **options)  # type: ignore[misc]
 
+    def autocast_smart_context_manager(self, *_: Any, **__: Any) -> AbstractContextManager[Any]:
+        """Return accelerate's autocast, which also holds where the network's forward was given back."""
+        context: AbstractContextManager[Any] = self.accelerator.autocast()  # type: ignore[attr-defined]
+        return context
+
     def evaluation_loop(self, *arguments: Any, **options: Any) -> Any:
-        """Evaluate by the network's own forward, whose outputs have logits."""
-        applied = self._applied
-        if applied is None:
+        """Evaluate by the network's own loss, whose outputs have logits."""
+        with self._own_loss():
             return super().evaluation_loop(*arguments, **options)  # type: ignore[misc]
-        applied.undo()
+
+    @contextmanager
+    def _own_loss(self) -> Iterator[None]:
+        if self._applied is None:
+            yield
+        else:
+            with self._applied.own_loss():
+                yield
+
+    def _set_cache(self, value: bool | None) -> bool | None:
+        """Set the network's `use_cache`, and return what it was; None stands for a network without it."""
+        inner = models.hugging_face(self.model)  # type: ignore[attr-defined]
+        if inner is None or value is None:
+            return None
+        held: bool = inner.config.use_cache
+        inner.config.use_cache = value
+        return held
+
+    def _look(self) -> tuple[Effect, ...]:
+        """Return what is found of the plan in the network, its wrappers, the optimizer and accelerate's precision."""
+        assert self._applied is not None
+        accelerator, optimizer = self.accelerator, self.optimizer  # type: ignore[attr-defined]
+        autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
+        found = self._applied.took_effect(
+            self.model_wrapped,  # type: ignore[attr-defined]
+            [getattr(optimizer, "optimizer", optimizer)],
+            autocast,
+            scales_loss=accelerator.mixed_precision == "fp16",
+        )
+        return tuple(effect for effect in found if (effect.option, effect.planned) not in _NOT_SEEN)
+
+    def _begin_estimate(self) -> Estimation | None:
+        """Return the running estimate of the plan file, on the first rank where there is a GPU to compare with."""
+        if self._plan_path is None or self.args.device.type != "cuda" or self.args.process_index > 0:  # type: ignore[attr-defined]
+            return None
         try:
-            return super().evaluation_loop(*arguments, **options)  # type: ignore[misc]
-        finally:
-            self._applied = PlannedNetwork(applied.network, self.plan_job, self.plan, self.args.device)  # type: ignore[attr-defined]
+            model = plan_file.read(Path(self._plan_path)).network(None)
+        except UsageError as error:  # a factory, whose code only its user may have run
+            print(f"no prediction: {error}", file=sys.stderr)
+            return None
+        return Estimation(Path(self._plan_path), model)
 
 
 def planned(trainer: type) -> type:
@@ -194,6 +291,21 @@ def _check_expressible(plan: Plan) -> None:
             raise UsageError(
                 f"The Trainer has no setting for {name.replace('_', '-')} {value}; possible: {', '.join(possible)}."
             )
+
+
+def _count_ranks(plan: Plan, args: Any, gpus: int | None) -> int:
+    """Return the number of processes.  Raises UsageError if the Trainer would divide the work otherwise."""
+    if plan.param_offload != "none" and plan.shard not in SHARDING:
+        raise UsageError(
+            f"The Trainer keeps parameters on the host under FSDP alone, and shard is {plan.shard}; choose shard "
+            "zero3, or use tonnage.apply."
+        )
+    if args.n_gpu > 1:
+        raise UsageError(
+            f"The Trainer would divide each batch among {args.n_gpu} GPUs of this process; start it with torchrun, "
+            "or set CUDA_VISIBLE_DEVICES=0."
+        )
+    return checks.count_ranks(replace(plan, param_offload="none"), gpus)
 
 
 def _is_any(possible: Any) -> bool:

@@ -61,7 +61,7 @@ def apply(
     checks.check_supported(job, plan)
     ranks = checks.count_ranks(plan, None if cluster is None else cluster.gpus)
     device = _choose_device(network, cluster, ranks)
-    cluster = cluster or _this_cluster(device, ranks)
+    cluster = cluster or this_cluster(device, ranks)
     checks.check_techniques(job, plan, cluster)
     options = _optimizer_options(plan, optimizer)
     _check_environment(plan, device)
@@ -97,7 +97,7 @@ def _choose_plan(network: nn.Module | str | Path, job: Job) -> Plan:
     if not torch.cuda.is_available():
         raise UsageError("auto plans for this machine's GPUs, and it has none; give a Plan.")
     job = job.with_method("lora") if checks.adapted(network) is not None and job.method == "full" else job
-    return choosing.choose(network, job, _this_cluster("cuda", int(os.environ.get("WORLD_SIZE", "1"))))
+    return choosing.choose(network, job, this_cluster("cuda", int(os.environ.get("WORLD_SIZE", "1"))))
 
 
 def read_plan(plan: Plan | str | Path, job: Job | None) -> tuple[Plan, Job, Cluster | None]:
@@ -121,7 +121,7 @@ def _choose_device(network: nn.Module, cluster: Cluster | None, ranks: int) -> s
     return str(held) if held.type == "cuda" and ranks == 1 else "cuda"
 
 
-def _this_cluster(device: str, ranks: int) -> Cluster:
+def this_cluster(device: str, ranks: int) -> Cluster:
     """Return this machine's cards, or the CPU, as often as torchrun started processes on each machine."""
     per_machine = min(int(os.environ.get("LOCAL_WORLD_SIZE", ranks)), ranks)
     return parse_cluster(f"{ranks // per_machine}x{per_machine}x{CPU if device == CPU else HERE}")

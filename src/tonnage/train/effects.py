@@ -19,13 +19,16 @@ from tonnage.catalog.optimizers import find_optimizer
 from tonnage.mesh import SHARDING
 from tonnage.step import model as models
 from tonnage.step.step import trainable
-from tonnage.techniques import activation_offload, budget, qlora, sqrt_checkpointing
+from tonnage.techniques import activation_offload, budget, chunked_loss, fused_loss, qlora, sqrt_checkpointing
 from tonnage.techniques.attention import NETWORKS_OWN
 from tonnage.techniques.precision import DTYPE_NAMES
 
 if TYPE_CHECKING:
     from tonnage.plans import Plan
     from tonnage.step.step import ReadyStep
+
+PLANNED: Final = "planned_forward"
+"""Attribute of a forward that chooses between a technique's and the network's own: the technique's."""
 
 _NAMES: Final = {getattr(torch, name): short for short, name in DTYPE_NAMES.items()}
 
@@ -186,13 +189,23 @@ def _look_at_attention(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
 
 
 def _look_at_loss(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
-    replaced = [
-        type(module).__name__
-        for module in ready.model.modules()
-        if hasattr(module, "get_output_embeddings") and getattr(vars(module).get("forward"), "__func__", None)
-    ]
+    replaced = [type(module).__name__ for module in ready.model.modules() if computes_planned_loss(module)]
     found = f"{', '.join(replaced)} computes it from hidden states" if replaced else "the network's own loss"
     return found, bool(replaced) == (plan.loss != "plain")
+
+
+def computes_planned_loss(module: nn.Module) -> bool:
+    """Return True if a technique replaced the module's forward by one that returns the loss without logits.
+
+    Trainers wrap forwards: also what is inside is looked at.
+    """
+    functions = [vars(module).get("forward")]
+    for function in functions:  # the loop appends to the list that it walks
+        if getattr(function, "__module__", None) in (chunked_loss.__name__, fused_loss.__name__):
+            return True
+        inside = (getattr(function, name, None) for name in ("func", "__func__", "__wrapped__", PLANNED))
+        functions += [one for one in inside if one is not None]
+    return False
 
 
 def _look_for_compiled(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
