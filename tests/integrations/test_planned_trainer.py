@@ -241,6 +241,21 @@ def test_what_the_trainer_cannot_do_is_refused(choices: dict[str, Any], message:
         PlannedTrainer(network(), arguments(tmp_path), plan=Plan(**choices), train_dataset=rows())
 
 
+@pytest.mark.parametrize("loss", ["chunked", "fused", "torch"])
+def test_a_loss_without_logits_is_refused_where_logits_are_needed(loss: str, tmp_path: Path) -> None:
+    class Own(Trainer):  # type: ignore[misc]
+        def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+            return model(**inputs).logits.mean()
+
+    plan, settings = Plan(precision="fp32", loss=loss), arguments(tmp_path)
+    with pytest.raises(UsageError, match=f"loss {loss} returns no logits, and PlannedOwn has a compute_loss"):
+        planned(Own)(network(), settings, plan=plan)
+    with pytest.raises(UsageError, match="compute_loss_func is given; choose loss plain"):
+        PlannedTrainer(network(), settings, plan=plan, compute_loss_func=lambda *_, **__: None)
+    with pytest.raises(UsageError, match=r"label_smoothing_factor is 0\.1"):
+        PlannedTrainer(network(), arguments(tmp_path, label_smoothing_factor=0.1), plan=plan)
+
+
 def test_other_arguments_and_classes_are_refused() -> None:
     with pytest.raises(UsageError, match="args is a dict; give TrainingArguments"):
         PlannedTrainer(network(), {}, plan=Plan())

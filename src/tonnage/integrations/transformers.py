@@ -48,7 +48,9 @@ _TRAINERS_OWN: Final = ("optimizer", "precision", "shard", "compile", "param_off
 _WITHOUT_WORDS: Final = ("optimizer_in_backward", "optimizer_offload", "tp", "pp", "cp", "ep")
 """Options that need another loop than the Trainer's."""
 
-_NOT_SEEN: Final = (("loss", "liger"), ("compile", "model"))
+_LIGER: Final = "liger"
+
+_NOT_SEEN: Final = (("loss", _LIGER), ("compile", "model"))
 """Values that are not looked for: Liger's changes to classes, and accelerate's compiled wrapper."""
 
 _WARM_STEPS: Final = 2
@@ -162,6 +164,7 @@ class _Planned:
         elif checks.adapted(model) is not None and job.method == "full":
             job = job.with_method("lora")
         _check_expressible(plan)
+        _check_loss(plan, args, type(self), rest)
         ranks = _count_ranks(plan, args, None if cluster is None else cluster.gpus)
         checks.check_techniques(job, plan, cluster or applying.this_cluster(args.device.type, ranks))
         args = _planned_arguments(args, job, plan)
@@ -291,6 +294,19 @@ def _check_expressible(plan: Plan) -> None:
             raise UsageError(
                 f"The Trainer has no setting for {name.replace('_', '-')} {value}; possible: {', '.join(possible)}."
             )
+
+
+def _check_loss(plan: Plan, args: Any, trainer: Any, options: Mapping[str, Any]) -> None:
+    """Raise UsageError if the plan's loss gives no logits and the trainer makes its loss of them."""
+    if plan.loss in ("plain", _LIGER):
+        return
+    reasons = {
+        f"{trainer.__name__} has a compute_loss of its own": trainer.compute_loss is not Trainer.compute_loss,
+        "compute_loss_func is given": options.get("compute_loss_func") is not None,
+        f"label_smoothing_factor is {args.label_smoothing_factor}": args.label_smoothing_factor != 0,
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        raise UsageError(f"loss {plan.loss} returns no logits, and {reason}; choose loss plain.")
 
 
 def _count_ranks(plan: Plan, args: Any, gpus: int | None) -> int:
