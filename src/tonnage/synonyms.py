@@ -1,4 +1,4 @@
-"""What other programs call tonnage's options, their values, and cards that tonnage does not know: one table of each.
+"""Other programs' words for tonnage's options, their values, and cards that tonnage does not know: one table of each.
 
     >>> find_option("per_device_train_batch_size").option
     'micro-batch'
@@ -18,14 +18,14 @@ from typing import Final
 
 @dataclass(frozen=True, kw_only=True)
 class Synonym:
-    """What tonnage calls an option, or a value of one, that another program has under another name."""
+    """The name in tonnage of an option, or a value of one, that another program has under another name."""
 
     option: str
     """tonnage's option, without dashes; `MODEL` for the argument."""
     words: tuple[str, ...] = ()
     """The values that are meant; empty: the value is the user's number or word."""
     note: str = ""
-    """What the reader should know to choose, as the rest of a sentence; empty: nothing."""
+    """A hint for the reader who has to choose, as the rest of a sentence; empty: none."""
 
     @property
     def choices(self) -> str:
@@ -359,7 +359,7 @@ class OtherCards:
     pattern: str
     """Regular expression of their names, in lower case with dashes."""
     kind: str
-    """What they are, for a sentence: `an AMD card`."""
+    """A noun for them in a sentence: `an AMD card`."""
     gib: tuple[tuple[str, int], ...] = ()
     """Parts of names and the memory that such a card has, in GiB; the first that matches counts."""
 

@@ -1,4 +1,4 @@
-"""What a plan changes in a network, inside a trainer that keeps its own loop, optimizer and sharding.
+"""The changes of a plan to a network inside a trainer that keeps its own loop, optimizer and sharding.
 
 Checkpointing, offloaded activations, the loss and the attention are applied by the techniques that were estimated;
 the trainer's own settings for them stay off.  `undo` takes back what they changed and nothing that the trainer did.

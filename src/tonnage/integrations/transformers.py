@@ -58,7 +58,7 @@ _WARM_STEPS: Final = 2
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
-    """What a planned training needed."""
+    """Steps, seconds and memory of a planned training."""
 
     steps: int
     """Optimizer steps."""
@@ -69,7 +69,7 @@ class PlanReport:
     reserved_bytes: int | None
     """The same of reserved memory."""
     effects: tuple[Effect, ...]
-    """What was found of the plan's options after the first step."""
+    """Effects of the plan's options that were found after the first step."""
     predicted: Predicted = field(default_factory=Predicted)
     """The same numbers of the plan file's estimate; without numbers on the CPU and for a bare Plan."""
 

@@ -65,7 +65,7 @@ _KINDS: Final = {
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
 }
-"""What the pickle of torch's metadata may name; any other name is refused unread."""
+"""Names that the pickle of torch's metadata may have; any other is refused unread."""
 
 
 def save(ready: ReadyStep, folder: Path, extra: Mapping[str, Any] | None = None) -> None:

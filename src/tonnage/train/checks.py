@@ -1,4 +1,4 @@
-"""What cannot be applied, said in one line before anything of the user's network is changed."""
+"""Checks that refuse, in one line and before anything of the user's network is changed, what cannot be applied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan has changed, found by looking at modules, hooks, dtypes and placements rather than at the plan."""
+"""Effects of a plan, found by looking at modules, hooks, dtypes and placements rather than at the plan."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Effect:
     planned: str
     """Its value."""
     found: str
-    """What the network and its optimizers show."""
+    """The state that the network and its optimizers show."""
     took_effect: bool
     """True if that is what the setting means."""
 

@@ -51,7 +51,7 @@ _GHOST: Final = "GHOST_DEVICES"
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a run came to."""
+    """The end of a run."""
 
     steps: int
     """Steps that are done, those of before a resume included."""

@@ -1,4 +1,4 @@
-"""What a run is asked to do: the options of `tonnage train`."""
+"""The options of `tonnage train`, checked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tonnage.train.metrics import check_logs
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a run is asked to do."""
+    """The options of a run."""
 
     plan: Path
     """The plan file."""

@@ -59,7 +59,7 @@ class Setup:
     rate: float
     """Largest learning rate."""
     remarks: tuple[str, ...]
-    """What the user should know of the data."""
+    """Remarks for the user about the data."""
 
     @property
     def rows_a_step(self) -> int:

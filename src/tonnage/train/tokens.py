@@ -19,10 +19,10 @@ _BYTES: Final = 256
 
 
 class Tokenizer(Protocol):
-    """What the data needs of a tokenizer."""
+    """The interface of tokenizers that the data uses."""
 
     description: str
-    """What it is, for the user."""
+    """A description for the user."""
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a document, with its end."""

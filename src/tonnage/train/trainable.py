@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What one optimizer step did."""
+    """The result of one optimizer step."""
 
     loss: float
     """Mean loss over all labels of the step, of all micro-batches and ranks."""

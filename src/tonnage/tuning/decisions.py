@@ -26,7 +26,7 @@ RUNGS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("activations on the host", {"checkpointing": "full", "activation_offload": "cpu-streamed"}),
     ("optimizer states on the host", {"optimizer_offload": "cpu"}),
 )
-"""What is added in turn while memory runs out at a micro-batch of one sequence."""
+"""Techniques that are added in turn while memory runs out at a micro-batch of one sequence."""
 
 FULL: Final = 0.95
 """Part of the card above which a larger micro-batch is not tried."""
@@ -40,11 +40,11 @@ class Trial:
     """One trial on the path, with the reason for it."""
 
     candidate: Candidate
-    """What was tried."""
+    """The job and plan that were tried."""
     why: str
     """Why it was the next."""
     outcome: Outcome
-    """What it gave."""
+    """Its outcome."""
     predicted_seconds: float | None = None
     """Seconds of a step by the time model alone; None if it has none."""
 

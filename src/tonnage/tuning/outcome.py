@@ -1,4 +1,4 @@
-"""What a trial of a plan on real devices gave, as a frozen value that saves to JSON."""
+"""The outcome of a trial of a plan on real devices, as a frozen value that saves to JSON."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Ending = Literal["finished", "out_of_memory", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one trial gave; of several ranks the worst."""
+    """The outcome of one trial; of several ranks the worst."""
 
     ended: Ending
     """`finished`: all steps, an evaluation and a save ran."""
     moment: str
-    """What ran last: `load`, `step 2`, `evaluation`, `save`."""
+    """The part that ran last: `load`, `step 2`, `evaluation`, `save`."""
     message: str = ""
     """The error in one line; empty if it finished."""
     step_seconds: float | None = None
