@@ -334,6 +334,8 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: py
         patched.setattr(torch, "save", full)
         with pytest.raises(UnwritableFile, match="step-2 cannot be written: No space left on device"):
             trainable.save(tmp_path / "step-2")
+        with pytest.raises(UnwritableFile, match="thread-2 cannot be written: No space left on device"):
+            trainable.save(tmp_path / "thread-2")
     assert list(tmp_path.iterdir()) == []
     trainable.save(tmp_path / "step-2")
     checkpoints.check_whole(tmp_path / "step-2", checkpoints.read_manifest(tmp_path / "step-2"))

@@ -76,22 +76,22 @@ def save(ready: ReadyStep, folder: Path, extra: Mapping[str, Any] | None = None)
     """
     target = Path(os.path.abspath(folder))
     partial = target.with_name(f".{target.name}{_PARTIAL}")
-    with _together(ready, f"{folder} cannot be written"):
+    with _together(ready, UnwritableFile, f"{folder} cannot be written"):
         _check_values(dict(extra or {}), "extra")
         if target.exists():
             raise UsageError(f"{folder} exists; save into a new folder.")
         if _is_first():
             shutil.rmtree(partial, ignore_errors=True)  # torch makes it again
     try:
-        with _together(ready, f"{folder} cannot be written"):
+        with _together(ready, UnwritableFile, f"{folder} cannot be written"):
             content = {**states.weights(ready), **states.states(ready)}
             _check_plain(content)
             device = ready.step.world.device
             content |= {f"random.{_rank()}.{name}": value for name, value in states.random_states(device).items()}
-        with _together(ready, f"{folder} cannot be written"), warnings.catch_warnings():
+        with _together(ready, UnwritableFile, f"{folder} cannot be written"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, about a single process
             dcp.save(content, storage_writer=dcp.FileSystemWriter(partial))
-        with _together(ready, f"{folder} cannot be written"):
+        with _together(ready, UnwritableFile, f"{folder} cannot be written"):
             if _is_first():
                 _write_manifest(ready, partial, extra)
                 partial.rename(target)
@@ -108,7 +108,7 @@ def resume(ready: ReadyStep, folder: Path) -> dict[str, Any]:
     With as many ranks as it was saved by, training goes on bit for bit; with others random states are those of the
     new processes.  Raises UsageError if it was saved under another plan, and UnreadableFile if it is not whole.
     """
-    with _together(ready, f"{folder} cannot be read"):
+    with _together(ready, UnreadableFile, f"{folder} cannot be read"):
         manifest = read_manifest(folder)
         _check_same(ready, manifest)
         groups = states.match_groups(ready, manifest["groups"])
@@ -122,7 +122,7 @@ def resume(ready: ReadyStep, folder: Path) -> dict[str, Any]:
                 key: torch.empty(size, dtype=dtype) for key, (size, dtype) in sizes.items() if key.startswith(own)
             }
         _check_same_network(folder, content, sizes)
-    with _together(ready, f"{folder} cannot be read"), torch.no_grad(), warnings.catch_warnings():
+    with _together(ready, UnreadableFile, f"{folder} cannot be read"), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.load(content, storage_reader=reader)
     states.put_states(ready, content)
@@ -390,8 +390,11 @@ def _flush(folder: Path) -> None:
 
 
 @contextmanager
-def _together(ready: ReadyStep, what: str) -> Iterator[None]:
-    """Raise on every rank if the block failed on any, so that none waits for another."""
+def _together(ready: ReadyStep, kind: type[TonnageError], what: str) -> Iterator[None]:
+    """Raise on every rank if the block failed on any, so that none waits for another.
+
+    Errors of files become of this `kind`.
+    """
     failure: BaseException | None = None
     try:
         yield
@@ -404,7 +407,7 @@ def _together(ready: ReadyStep, what: str) -> Iterator[None]:
         failed = bool(flag.item())
     if not failed:
         return
-    said = _gather(None if failure is None else _as_message(failure, what))
+    said = _gather(None if failure is None else _as_message(failure, kind, what))
     is_of_files = isinstance(failure, OSError | RuntimeError | dcp.api.CheckpointException)
     if failure is not None and (not is_of_files or isinstance(failure, torch.OutOfMemoryError)):
         raise failure
@@ -412,11 +415,10 @@ def _together(ready: ReadyStep, what: str) -> Iterator[None]:
     raise of_kind(name, message) from None
 
 
-def _as_message(failure: BaseException, what: str) -> tuple[str, str]:
+def _as_message(failure: BaseException, kind: type[TonnageError], what: str) -> tuple[str, str]:
     """Return the class and the line of the error that the ranks raise."""
     if isinstance(failure, TonnageError):
         return type(failure).__name__, str(failure)
-    kind = UnreadableFile if "read" in what else UnwritableFile
     return kind.__name__, f"{what}: {_reason(failure)}."
 
 
