@@ -21,7 +21,7 @@ from tonnage.step.given import GivenNetwork
 from tonnage.step.step import ReadyStep, Step
 from tonnage.step.world import World
 from tonnage.techniques import select_techniques
-from tonnage.train import checks, effects
+from tonnage.train import checks, effects, networks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,10 +33,7 @@ if TYPE_CHECKING:
 APPLIED: Final = ("attention", "checkpointing", "activation_offload", "loss")
 """Options of a plan that are applied here."""
 
-_OF_WEIGHTS: Final = ("precision", "weights_dtype", "method")
-"""Options that say in which dtype the network's weights are."""
-
-_LIGER: Final = "liger"
+LIGER: Final = "liger"
 """A loss that trainers switch on themselves, with Liger's other kernels."""
 
 _ABSENT: Final = object()
@@ -51,9 +48,9 @@ class PlannedNetwork:
         before = _attributes(network)
         step = Step(job=job, plan=plan, world=World(device=device), initialise=False, given=GivenNetwork(network))
         for technique in select_techniques(job, plan):
-            if technique.option in _OF_WEIGHTS:
+            if technique.option in networks.OF_WEIGHTS:
                 step = replace(technique.apply(step), changes=step.changes)  # adapters are the trainer's
-            elif technique.option in APPLIED and not (technique.option == "loss" and plan.loss == _LIGER):
+            elif technique.option in APPLIED and not (technique.option == "loss" and plan.loss == LIGER):
                 step = technique.apply(step)
         self._configuration = _attention_of(network)
         if step.attention is not None:
@@ -135,16 +132,12 @@ def check_weights(network: nn.Module, job: Job, plan: Plan) -> None:
             "trained; give what peft.get_peft_model returns."
         )
     checks.check_quantized(job, plan, network)
-    step = Step(job=job, plan=plan, world=World(device=torch.device("cpu")), initialise=False)
-    for technique in select_techniques(job, plan):
-        if technique.option in _OF_WEIGHTS:
-            step = technique.apply(step)
-    checks.check_dtypes(step, network)
+    checks.check_dtypes(networks.weights_step(job, plan), network)
 
 
 def planned_batches(job: Job, plan: Plan) -> dict[str, Any]:
     """Return the plan's options that a trainer's own settings express, without those that are applied here."""
-    loss: Any = plan.loss if plan.loss == _LIGER else "plain"
+    loss: Any = plan.loss if plan.loss == LIGER else "plain"
     own: dict[str, Any] = {"attention": "auto", "checkpointing": "none", "activation_offload": "none", "loss": loss}
     return {"job": job, "plan": replace(plan, **own)}
 

@@ -28,7 +28,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tonnage.errors import UsageError
-from tonnage.integrations.network import PlannedNetwork, check_weights, planned_batches
+from tonnage.integrations.network import LIGER, PlannedNetwork, check_weights, planned_batches
 from tonnage.job import Job
 from tonnage.mesh import SHARDING
 from tonnage.planner import plan_file
@@ -37,6 +37,7 @@ from tonnage.step import model as models
 from tonnage.techniques import qlora
 from tonnage.train import applying, checks
 from tonnage.train.prediction import Estimation, Predicted
+from tonnage.trainers.engine import has_setting
 from tonnage.trainers.hf_trainer.run import EXPRESSES, arguments
 
 if TYPE_CHECKING:
@@ -48,9 +49,7 @@ _TRAINERS_OWN: Final = ("optimizer", "precision", "shard", "compile", "param_off
 _WITHOUT_WORDS: Final = ("optimizer_in_backward", "optimizer_offload", "tp", "pp", "cp", "ep")
 """Options that need another loop than the Trainer's."""
 
-_LIGER: Final = "liger"
-
-_NOT_SEEN: Final = (("loss", _LIGER), ("compile", "model"))
+_NOT_SEEN: Final = (("loss", LIGER), ("compile", "model"))
 """Values that are not looked for: Liger's changes to classes, and accelerate's compiled wrapper."""
 
 _WARM_STEPS: Final = 2
@@ -288,17 +287,17 @@ def _check_expressible(plan: Plan) -> None:
                 "tonnage.apply in a loop of your own, or tonnage train."
             )
     for name in _TRAINERS_OWN:
-        possible: tuple[str, ...] = EXPRESSES.get(name, ())
-        value = str(getattr(plan, name))
-        if possible and "N" not in possible and value not in possible and not _is_any(possible):
+        possible, value = EXPRESSES.get(name), getattr(plan, name)
+        if not has_setting(possible, value, getattr(default, name)):
             raise UsageError(
-                f"The Trainer has no setting for {name.replace('_', '-')} {value}; possible: {', '.join(possible)}."
+                f"The Trainer has no setting for {name.replace('_', '-')} {value}; possible: "
+                f"{', '.join(possible or ())}."
             )
 
 
 def _check_loss(plan: Plan, args: Any, trainer: Any, options: Mapping[str, Any]) -> None:
     """Raise UsageError if the plan's loss gives no logits and the trainer makes its loss of them."""
-    if plan.loss in ("plain", _LIGER):
+    if plan.loss in ("plain", LIGER):
         return
     reasons = {
         f"{trainer.__name__} has a compute_loss of its own": trainer.compute_loss is not Trainer.compute_loss,
@@ -322,12 +321,6 @@ def _count_ranks(plan: Plan, args: Any, gpus: int | None) -> int:
             "or set CUDA_VISIBLE_DEVICES=0."
         )
     return checks.count_ranks(replace(plan, param_offload="none"), gpus)
-
-
-def _is_any(possible: Any) -> bool:
-    from tonnage.trainers.engine import ANY
-
-    return possible is ANY
 
 
 def _planned_arguments(args: Any, job: Job, plan: Plan) -> Any:

@@ -15,12 +15,16 @@ import torch
 from tonnage.catalog.configurations import resolve
 from tonnage.errors import TonnageError, UnreadableModel, UsageError
 from tonnage.model import text_part
-from tonnage.techniques import qlora
-from tonnage.techniques.precision import dtype
+from tonnage.step.step import Step
+from tonnage.step.world import World
+from tonnage.techniques import qlora, select_techniques
 
 if TYPE_CHECKING:
     from tonnage.job import Job
     from tonnage.plans import Plan
+
+OF_WEIGHTS: Final = ("precision", "weights_dtype", "method")
+"""Options that say in which dtype the network's weights are."""
 
 _WEIGHTS: Final = ("*.safetensors", "*.bin")
 
@@ -104,7 +108,7 @@ def build(source: Source, job: Job, plan: Plan, seed: int) -> Any:
     """Return the network, in the dtype that the plan gives its weights: on the host, or quantized on its device."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    weights_dtype = choose_dtype(job, plan)
+    weights_dtype = weights_step(job, plan).weights_dtype
     torch.manual_seed(seed)
     try:
         if source.folder is not None:
@@ -126,12 +130,13 @@ def _quantized(plan: Plan, compute: torch.dtype) -> dict[str, Any]:
     return {"quantization_config": qlora.quantization_config(plan, compute), "device_map": {"": device}}
 
 
-def choose_dtype(job: Job, plan: Plan) -> torch.dtype:
-    """Return the dtype of a network's weights before adapters: the base's under LoRA."""
-    if job.method != "full":
-        return dtype(plan.base_dtype or plan.compute_dtype)
-    is_narrow = plan.precision.endswith("-true") or plan.precision == "megatron-bf16"
-    return dtype(plan.weights_dtype or (plan.compute_dtype if is_narrow else "fp32"))
+def weights_step(job: Job, plan: Plan) -> Step:
+    """Return a step with the techniques that say in which dtype the network's weights are, and no others."""
+    step = Step(job=job, plan=plan, world=World(device=torch.device("cpu")), initialise=False)
+    for technique in select_techniques(job, plan):
+        if technique.option in OF_WEIGHTS:
+            step = technique.apply(step)
+    return step
 
 
 def _without_code(config: Mapping[str, Any]) -> dict[str, Any]:
