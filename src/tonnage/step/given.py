@@ -107,11 +107,15 @@ def gather(tensor: torch.Tensor) -> torch.Tensor:
     """
     layout, part = getattr(tensor, "part_of", None), tensor.detach()
     if layout is not None:
-        shape, stride = layout.shape, layout.stride()
-        part = DTensor.from_local(
-            part, layout.device_mesh, layout.placements, run_check=False, shape=shape, stride=stride
-        )
+        part = as_part_of(layout, part)
     return part.full_tensor() if isinstance(part, DTensor) else part
+
+
+def as_part_of(layout: DTensor, part: torch.Tensor) -> DTensor:
+    """Return a rank's plain part as the DTensor that is laid out like `layout`; it shares the part's memory."""
+    return DTensor.from_local(
+        part, layout.device_mesh, layout.placements, run_check=False, shape=layout.shape, stride=layout.stride()
+    )
 
 
 def _copy_own_part(target: torch.Tensor, whole: torch.Tensor) -> None:

@@ -22,6 +22,7 @@ from tonnage.step.step import trainable
 from tonnage.techniques import activation_offload, budget, chunked_loss, fused_loss, qlora, sqrt_checkpointing
 from tonnage.techniques.attention import NETWORKS_OWN
 from tonnage.techniques.precision import DTYPE_NAMES
+from tonnage.train.states import list_inside
 
 if TYPE_CHECKING:
     from tonnage.plans import Plan
@@ -105,10 +106,10 @@ def _name(dtype: torch.dtype) -> str:
 
 def _inner(optimizer: Any) -> Iterator[Any]:
     """Yield the optimizers that do the work inside one."""
-    parts = getattr(optimizer, "parts", None) or ({"optim": optimizer.optim} if hasattr(optimizer, "optim") else {})
+    parts = list_inside(optimizer).values()
     if not parts:
         yield optimizer
-    for part in parts.values():
+    for part in parts:
         yield from _inner(part)
 
 

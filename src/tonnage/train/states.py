@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from torch.distributed.tensor import DTensor
 
 from tonnage.errors import UsageError
+from tonnage.step.given import as_part_of
 from tonnage.step.main_weights import MainOptimizer
 from tonnage.techniques import disk
 
@@ -251,14 +252,14 @@ def _leaves(number: str, optimizer: Any, names: dict[int, str]) -> Iterator[Leaf
     if isinstance(optimizer, MainOptimizer):
         names = dict(_copies(optimizer, names))
     names = {**names, **{id(copy): names[id(parameter)] for parameter, copy, _ in getattr(optimizer, "pairs", ())}}
-    inside = _inside(optimizer)
+    inside = list_inside(optimizer)
     if not inside:
         yield number, optimizer, names
     for part in inside.values():
         yield from _leaves(number, part, names)
 
 
-def _inside(optimizer: Any) -> dict[str, Any]:
+def list_inside(optimizer: Any) -> dict[str, Any]:
     """Return the optimizers that one contains: ours by `parts`, ZeroRedundancyOptimizer's by `optim`."""
     parts: dict[str, Any] = getattr(optimizer, "parts", None) or {}
     return parts or ({"optim": optimizer.optim} if hasattr(optimizer, "optim") else {})
@@ -269,7 +270,7 @@ def _all_optimizers(ready: ReadyStep) -> Iterator[tuple[str, Any]]:
     while pending:
         place, optimizer = pending.pop()
         yield place, optimizer
-        pending += [(f"{place}.{name}", part) for name, part in _inside(optimizer).items()]
+        pending += [(f"{place}.{name}", part) for name, part in list_inside(optimizer).items()]
 
 
 def _copies(optimizer: MainOptimizer, names: dict[int, str]) -> Iterator[tuple[int, str]]:
@@ -300,12 +301,7 @@ def _like_parameter(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tenso
     layout, range_of = getattr(parameter, "part_of", None), getattr(parameter, "range_of", None)
     if range_of is not None and value.shape == parameter.shape:
         return Range.of(value, *range_of)
-    if layout is None or value.shape != parameter.shape:
-        return value
-    shape, stride = layout.shape, layout.stride()
-    return DTensor.from_local(
-        value, layout.device_mesh, layout.placements, run_check=False, shape=shape, stride=stride
-    )
+    return value if layout is None or value.shape != parameter.shape else as_part_of(layout, value)
 
 
 def _empty(
@@ -317,10 +313,7 @@ def _empty(
     layout = getattr(parameter, "part_of", parameter)
     if isinstance(layout, DTensor) and size == layout.shape:
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        part = torch.empty_like(local, dtype=dtype, requires_grad=False)
-        return DTensor.from_local(
-            part, layout.device_mesh, layout.placements, run_check=False, shape=size, stride=layout.stride()
-        )
+        return as_part_of(layout, torch.empty_like(local, dtype=dtype, requires_grad=False))
     is_on_host = key.endswith((".step", "#int", "#float", "#bool")) and not (
         group.get("fused") or group.get("capturable")
     )
