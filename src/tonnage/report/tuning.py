@@ -24,6 +24,8 @@ def render(tuned: Tuned, *, unicode: bool = True) -> str:
         mark = "*" if trial is best else " "
         lines.append(f"{mark}{number:2}  {trial.why}: {describe(trial.candidate)}")
         lines.append(f"     {_result(trial.outcome, most, trial.predicted_seconds, unicode=unicode)}")
+        if trial.unpredicted:
+            lines.append(f"     no prediction: {trial.unpredicted}")
     return "\n".join(lines) + "\n"
 
 

@@ -47,6 +47,8 @@ class Trial:
     """Its outcome."""
     predicted_seconds: float | None = None
     """Seconds of a step by the time model alone; None if it has none."""
+    unpredicted: str = ""
+    """The reason why an estimate of the trial was refused; empty if there is none."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of `trials` in the document of `tune --json`."""

@@ -50,7 +50,8 @@ def from_model(
         if solution.plans:
             return [(f"predicted {rank}", choice.candidate) for rank, choice in enumerate(solution.plans, 1)]
     job, plan = request(model, offline=offline, **stated)
-    return [("baseline", Candidate(job=job.on_ranks(cluster.gpus), plan=plan))]
+    why = "baseline" if cluster.device.id == CPU else "baseline, since no plan is predicted to fit"
+    return [(why, Candidate(job=job.on_ranks(cluster.gpus), plan=plan))]
 
 
 def is_possible(candidate: Candidate, cluster: Cluster) -> bool:
@@ -128,8 +129,8 @@ def _compare(trials: Sequence[Trial], cluster: Cluster, progress: Callable[[str]
         case = Case(trial.candidate.job, trial.candidate.plan, cluster)
         try:
             found = predict(case).estimate
-        except TonnageError:
-            compared.append(trial)
+        except TonnageError as error:
+            compared.append(replace(trial, unpredicted=str(error)))
             continue
         seconds = found.time.get("uncorrected_step_seconds") or found.time.get("step_seconds")
         compared.append(replace(trial, predicted_seconds=seconds))
