@@ -23,7 +23,8 @@ app = typer.Typer(
     name="tonnage",
     help="Know what your GPUs can carry before you load them: the real PyTorch, on a GPU that isn't there.",
     epilog="Start with: tonnage estimate llama-3.1-8b --gpu 8xA100-80GB --shard zero3. "
-    "Exit codes: 0 fits, 1 does not fit, 2 wrong usage, 3 cannot estimate, 5 the script failed, 130 interrupted.",
+    "Exit codes: 0 fits, 1 does not fit, 2 wrong usage, 3 cannot estimate, 4 out of memory in a trial, "
+    "5 the script failed, 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
