@@ -9,7 +9,7 @@ import pytest
 
 from networks import tiny_job
 from tonnage.catalog.devices import parse_cluster
-from tonnage.errors import UnreadableFile
+from tonnage.errors import UnreadableFile, UnwritableFile, UsageError
 from tonnage.ghost import environment as ghost_environment
 from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan
@@ -41,6 +41,14 @@ def test_a_trial_that_fails_says_why(tmp_path: Path) -> None:
     outcome = trials(tmp_path).run(candidate)
     assert outcome.ended == "failed"
     assert outcome.message
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(UsageError, match="is in use, and not by trials"):
+        trials(tmp_path)
+    with pytest.raises(UnwritableFile, match="cannot be created"):
+        trials(tmp_path / "metrics.jsonl")
 
 
 def test_a_damaged_file_is_said(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.cluster import CPU
-from tonnage.errors import UnreadableFile
+from tonnage.errors import UnreadableFile, UnwritableFile, UsageError
 from tonnage.files import read_text
 from tonnage.techniques import environment
 from tonnage.tuning.outcome import Outcome, worst
@@ -47,7 +47,7 @@ class Trials:
         self._cluster, self._folder = cluster, folder
         self._steps, self._timeout_seconds = steps, timeout_seconds
         self._variables = dict(os.environ if variables is None else variables)
-        folder.mkdir(parents=True, exist_ok=True)
+        _check_folder(folder)
         self._known = _read(folder / RECORDS)
 
     def known(self, candidate: Candidate) -> Outcome | None:
@@ -131,6 +131,16 @@ class Trials:
                 late = f"no end after {self._timeout_seconds:g} s; give more with --timeout"
                 return outcomes or [Outcome(ended="failed", moment="unknown", message=late)]
             time.sleep(_LOOK_SECONDS)
+
+
+def _check_folder(folder: Path) -> None:
+    """Make the folder, or check that only earlier trials are in it.  Raises UsageError and UnwritableFile."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORDS).is_file():
+        raise UsageError(f"--out {folder} is in use, and not by trials; name another folder.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnwritableFile(f"The folder {folder} cannot be created ({error.strerror or error}).") from error
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
