@@ -130,9 +130,6 @@ TORCHTUNE_RUNGS = (
     ),
 )
 
-PROPOSED_GIB = (25.57, 70.52, 59.33, 48.69, 25.28, 23.92, 22.34, 17.57)
-"""Of the table's first eight rows, as they were proposed with five sequences of 2,048 tokens."""
-
 EIGHT_BIT = (
     ("torchao's", "torchao.prototype.low_bit_optim.AdamW8bit"),
     ("bitsandbytes'", "bitsandbytes.optim.AdamW8bit"),
@@ -221,21 +218,17 @@ def asked(name: str, arguments: dict[str, Any], published_gib: float, *, micro_b
 
 def torchtune_rows() -> dict[str, list[Row]]:
     """By the name of the table in the text."""
-    final, proposed = {"micro_batch": 2, "seq_len": 4096}, {"micro_batch": 5, "seq_len": 2048}
+    final = {"micro_batch": 2, "seq_len": 4096}
     changes = [rung.change_percent for rung in TORCHTUNE_RUNGS if rung.change_percent is not None]
     exact = refined([rung.published_gib for rung in TORCHTUNE_RUNGS], changes)
     rungs = [asked(rung.name, rung.arguments, gib, **final) for rung, gib in zip(TORCHTUNE_RUNGS, exact, strict=True)]
-    before = [
-        asked(rung.name.replace("4,096", "2,048"), rung.arguments, gib, **proposed)
-        for rung, gib in zip(TORCHTUNE_RUNGS, PROPOSED_GIB, strict=False)
-    ]
     eight_bit_gib = rungs[[rung.arguments for rung in TORCHTUNE_RUNGS].index(_AND_EIGHT_BIT)].measured["active"]
     kinds = [
         asked(name, {**_AND_OFFLOADED, "optimizer": optimizer}, eight_bit_gib, **final)
         for name, optimizer in EIGHT_BIT
     ]
     normed = [replace(row, arguments={**row.arguments, "norm_compiled": True}) for row in rungs if is_compiled(row)]
-    return {"torchtune": rungs, "normed": normed, "proposed": before, "eight_bit": kinds}
+    return {"torchtune": rungs, "normed": normed, "eight_bit": kinds}
 
 
 def is_compiled(row: Row) -> bool:
@@ -291,7 +284,6 @@ def torchtune_tables(worker: Worker, answers: Mapping[str, Predicted]) -> dict[s
     exact = ("step", "published active, GiB", "by its percentages")
     return {
         "torchtune": table((*exact, *columns, "last norm compiled too: off by", "`estimate` off by"), ladder),
-        "proposed": table(("step", "published active, GiB", *columns), lines["proposed"]),
         "eight_bit": table(("AdamW8bit", "published active, GiB", *columns), lines["eight_bit"]),
     }
 

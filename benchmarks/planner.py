@@ -8,7 +8,8 @@ bound of memory fits are run on the ghost, until all that are faster than one th
 Combinations that use the host's memory, which `plan` only tries if nothing fits without, are judged apart.  `--json`
 keeps each answer, and a second call goes on.
 
-Compilation is no part of the grid: `plan` offers it, and takes it if it is stated.
+Compilation is no part of the grid: `plan` offers it, and takes it if it is stated.  Nor is FSDP2 on one card, which
+shares nothing and computes in 16 bits what autocast keeps in 32: other mathematics, and often faster.
 """
 
 import argparse
@@ -220,6 +221,8 @@ def _list_values(question: Question, name: str) -> Iterator[Any]:
         words = SAME_MATHEMATICS
     elif option.kind == "switch":
         words = (False, True)
+    elif name == "shard" and question.cluster.gpus == 1:
+        words = (default,)
     else:
         left_out = {*KEEPS_SCORES, "nvme", "every-N"}
         words = tuple(word for word in option.possible if "=" not in word and word not in left_out)

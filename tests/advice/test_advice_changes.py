@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from tonnage.advice.changes import NOTHING, Change, apply, list_changes
+from tonnage.advice.changes import NOTHING, Change, apply, list_changes, list_host_changes
 from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
-from tonnage.estimates.estimate import CATEGORIES, Peak
+from tonnage.estimates.estimate import CATEGORIES, Host, Peak
 from tonnage.trainers import cases
 from tonnage.units import GIB
 
@@ -106,3 +106,26 @@ def test_other_cards_are_part_of_a_change():
     larger = parse_cluster("b200")
     changed = apply(Change(options={}, limit_bytes=0, cluster=larger), make_case())
     assert changed == replace(make_case(), cluster=larger)
+
+
+def test_host_memory_is_freed_where_it_is_used():
+    held = {"pinned": 8 * GIB, "tensors": 8 * GIB, "checkpoint": 5 * GIB, "loading": 0}
+    host = Host(peak_bytes=16 * GIB, pinned_bytes=8 * GIB, machine_bytes=21 * GIB, limit_bytes=16 * GIB, fits=False)
+    host = replace(host, by_category=held)
+    case = make_case(shard="zero3", param_offload="cpu", save_checkpoint="full")
+    listed = [dict(change.options) for change in list_host_changes(case, host)]
+    assert {"param_offload": "none"} in listed
+    assert {"save_checkpoint": "sharded"} in listed
+    assert {"optimizer_offload": "none"} not in listed
+    copies = [
+        dict(change.options)
+        for change in list_host_changes(
+            make_case("8xa100-40gb", shard="ddp"), replace(host, by_category={"loading": 9})
+        )
+    ]
+    assert {"shard": "zero3"} in copies
+
+
+def test_bringing_back_what_was_offloaded_makes_no_step_slow():
+    assert not Change(options={"param_offload": "none"}, limit_bytes=1).is_slow
+    assert Change(options={"param_offload": "cpu"}, limit_bytes=1).is_slow

@@ -150,3 +150,28 @@ def test_the_nearest_is_said_where_nothing_fits():
     tried, runner = best(8, micro_batch=2)
     assert [one.fits for one in tried if one.change.cluster is None] in ([], [False])
     assert runner.asked < 60
+
+
+def test_a_job_with_too_little_host_memory_gets_changes_that_need_less_of_it(worker):
+    asked = {
+        "model": "smollm2-135m",
+        "gpu": "t4",
+        "seq_len": 512,
+        "precision": "fp16-mixed",
+        "shard": "zero3",
+        "param_offload": "cpu",
+        "host_memory": "2GiB",
+    }
+    short = tonnage.estimate(**asked, worker=worker)
+    assert short.fits_card
+    assert not short.fits
+    assert short.advice
+    best = short.advice[0]
+    assert best.fits
+    assert best.host_bytes is not None
+    assert short.host.machine_bytes is not None
+    assert best.host_bytes < 2 * GIB < short.host.machine_bytes
+    again = tonnage.estimate(**{**asked, **best.change}, worker=worker)
+    assert (again.fits, again.peak.process_bytes) == (True, best.peak_bytes)  # the host's figure differs between runs
+    page = str(short)
+    assert "host memory" in page[page.index("What would fit") :]

@@ -117,7 +117,15 @@ def add_advice(estimate: Estimate, asked: Asked, runner: TrialRunner) -> Estimat
     peak = estimate.peak if estimate.fits_card else estimate.needed
     if peak is None:
         return estimate
-    trials = Trials(asked.case, peak, runner, rank=asked.rank, steps=asked.steps, with_room=estimate.fits_card)
+    trials = Trials(
+        asked.case,
+        peak,
+        runner,
+        host=estimate.host,
+        rank=asked.rank,
+        steps=asked.steps,
+        with_room=estimate.is_tight,
+    )
     trials.run()
     advice = tuple(
         Advice(
@@ -128,6 +136,7 @@ def add_advice(estimate: Estimate, asked: Asked, runner: TrialRunner) -> Estimat
             gain_bytes=max(peak.process_bytes - one.peak_bytes, 0),
             step_seconds=one.step_seconds,
             changes_mathematics=one.change.changes_mathematics,
+            host_bytes=one.host_bytes,
         )
         for one in trials.best()
     )

@@ -18,7 +18,7 @@ from tonnage.case import Case
 from tonnage.catalog.optimizers import WHOLE_MOMENTS
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, UsageError
-from tonnage.estimates.estimate import Peak
+from tonnage.estimates.estimate import Host, Peak
 from tonnage.job import Job
 from tonnage.mesh import SHARDING
 from tonnage.timing.scores import find_sparing_attention
@@ -55,7 +55,7 @@ class Change:
     @property
     def is_slow(self) -> bool:
         """Return True if the host's link or its cores then decide how long a step takes."""
-        return not _OFFLOADS.isdisjoint(self.options)
+        return any(self.options.get(name, "none") != "none" for name in _OFFLOADS)
 
     def after(self, first: Change) -> Change:
         """Return both changes as one, where `first` was made before."""
@@ -102,6 +102,26 @@ def list_changes(case: Case, peak: Peak) -> list[Change]:
     return sorted(
         (change for change in every if change.limit_bytes > least), key=lambda one: (one.is_slow, -one.limit_bytes)
     )
+
+
+def list_host_changes(case: Case, host: Host) -> Iterator[Change]:
+    """Yield changes that may help a case whose machines have too little host memory; limits are of that memory."""
+    plan, job, held = case.plan, case.job, host.by_category
+    tensors = held.get("pinned", 0) + held.get("tensors", 0) + held.get("managed", 0)
+    for name in sorted(_OFFLOADS):
+        place = getattr(plan, name)
+        for other in ("none", "nvme") if place != "none" and not place.startswith("nvme") else ():
+            yield Change(options={name: other}, limit_bytes=tensors)
+    if job.save_checkpoint == "full" and plan.shard in SHARDING:
+        yield Change(options={"save_checkpoint": "sharded"}, limit_bytes=held.get("checkpoint", 0))
+    if held.get("loading"):
+        if case.cluster.gpus > 1 and plan.shard not in SHARDING:
+            yield Change(options={"shard": "zero3"}, limit_bytes=held["loading"])
+        if job.method == "full" and plan.precision == "bf16-mixed":
+            yield Change(options={"precision": "bf16-true"}, limit_bytes=held["loading"], changes_mathematics=True)
+    for method in {"full": ("lora", "qlora"), "lora": ("qlora",)}.get(job.method, ()):
+        limit = tensors + held.get("loading", 0) + held.get("checkpoint", 0)
+        yield Change(options={"method": method}, limit_bytes=limit, changes_mathematics=True)
 
 
 def _held(peak: Peak, *categories: str) -> int:

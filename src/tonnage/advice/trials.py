@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.advice.changes import NOTHING, Change, apply, list_changes, resize_batch
+from tonnage.advice.changes import NOTHING, Change, apply, list_changes, list_host_changes, resize_batch
 from tonnage.advice.hardware import list_cards, list_clusters
 from tonnage.case import Case
 from tonnage.estimates import predict
-from tonnage.estimates.estimate import Estimate, Peak
+from tonnage.estimates.estimate import Estimate, Host, Peak
 from tonnage.planner.trial_runner import TrialRunner
 from tonnage.shallow.depths import roomy
 
@@ -97,6 +97,11 @@ class Tried:
         return self.estimate.peak.process_bytes
 
     @property
+    def host_bytes(self) -> int | None:
+        """Return the host memory that a machine needs; None if unknown."""
+        return self.estimate.host.machine_bytes
+
+    @property
     def held_bytes(self) -> int:
         """Return the peak without what the allocator only keeps in reserve."""
         return _held_bytes(self.estimate.peak)
@@ -134,6 +139,7 @@ class Trials:
         peak: Peak,
         runner: TrialRunner,
         *,
+        host: Host | None = None,
         rank: int | None = None,
         steps: int | None = None,
         with_room: bool = False,
@@ -141,11 +147,12 @@ class Trials:
     ) -> None:
         """Prepare trials of a case with this peak on cards without a limit, of changes that the user `accepts`.
 
-        `with_room`: what fits barely is not enough.
+        `host`: its host memory, if that may be too little.  `with_room`: what fits barely is not enough.
         """
         self._accepts = accepts
         self._case, self._peak, self._runner, self._with_room = case, peak, runner, with_room
         self._rank, self._steps = rank, steps
+        self._short_host = host if host is not None and not host.fits else None
         self._began = time.monotonic()
         self._tried: list[Tried] = []
         self._seen: set[str] = set()
@@ -160,6 +167,8 @@ class Trials:
             for change in single
             if change in leading or change.changes_mathematics or change.limit_bytes >= missing_bytes
         )
+        if self._short_host is not None:
+            self._try((NOTHING, change) for change in list_host_changes(self._case, self._short_host))
         self._enlarge_batch()
         for number in range(_ROUNDS):
             groups = self._open_groups(is_first=number == 0)
@@ -269,6 +278,8 @@ class Trials:
         )
 
     def _gains(self, tried: Tried) -> bool:
+        if self._short_host is not None:
+            return tried.estimate.host.fits
         return tried.peak_bytes < self._peak.process_bytes or tried.change.cluster is not None
 
     def _try(self, pairs: Iterable[tuple[Change, Change]]) -> None:

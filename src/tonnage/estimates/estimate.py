@@ -180,6 +180,8 @@ class Advice:
     """Seconds of a step with the change; None if unknown."""
     changes_mathematics: bool
     """True if training computes something else, or sees other data in a step."""
+    host_bytes: int | None = None
+    """Host memory that a machine of the changed case needs; None if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -264,8 +266,8 @@ class Estimate(Viewed):
 
     @property
     def wants_advice(self) -> bool:
-        """Return True if it does not fit on the GPU, or only barely."""
-        return not self.fits_card or self.is_tight
+        """Return True if it does not fit on the GPU or in the host's memory, or only barely on the GPU."""
+        return not self.fits or self.is_tight
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that `--json` prints (schema_version 1)."""

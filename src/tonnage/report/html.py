@@ -87,7 +87,7 @@ def _advice(estimate: Estimate) -> Iterator[str]:
         return
     yield f"<h3>{wording.advice_title(estimate)}</h3>"
     rows = [(f"<code>{text(change)}</code>", *map(text, cells)) for change, *cells in wording.advice_rows(estimate)]
-    yield table(wording.ADVICE_HEADINGS, rows, numbers=(2, 3, 4))
+    yield table(wording.advice_headings(estimate), rows, numbers=(2, 3, 4))
     yield f"<p>{text(wording.advice_note(estimate))} <code>{text(estimate.advice[0].command)}</code></p>"
 
 

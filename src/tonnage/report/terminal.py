@@ -194,7 +194,7 @@ def _suggestions(estimate: Estimate) -> Iterator[Text | Padding]:
 
 def _advice(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
     yield title(wording.advice_title(estimate))
-    rows = _Rows(wording.ADVICE_HEADINGS, () if _has_all_columns(canvas) else (3, 5), wrapped=True)
+    rows = _Rows(wording.advice_headings(estimate), () if _has_all_columns(canvas) else (3, 5), wrapped=True)
     for change, *cells in wording.advice_rows(estimate):
         rows.add(text(change, "bold"), *cells)
     yield rows.indent()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
-from tonnage.estimates.estimate import Estimate, Moment, PhasePeak, capacity_bytes, shown_peak, whole
+from tonnage.estimates.estimate import Advice, Estimate, Moment, PhasePeak, capacity_bytes, shown_peak, whole
 from tonnage.estimates.shortage import shortage
 from tonnage.estimates.training import describe_training
 from tonnage.options import spell_option
@@ -206,30 +206,44 @@ def describe_needed(estimate: Estimate) -> str:
     return f"Needs {format_gib(needed.process_bytes)}{more}{kept if cached > MIB else ''}."
 
 
-ADVICE_HEADINGS: Final = ("change", "fits", "peak", "less by", "s a step", "mathematics")
-"""Headings of the table of changes that were tried."""
+def advice_headings(estimate: Estimate) -> tuple[str, ...]:
+    """Return the headings of the table of changes that were tried."""
+    needed = "host memory" if _lacks_host(estimate) else "peak"
+    return ("change", "fits", needed, "less by", "s a step", "mathematics")
+
+
+def _lacks_host(estimate: Estimate) -> bool:
+    return estimate.fits_card and not estimate.host.fits
 
 
 def advice_title(estimate: Estimate) -> str:
     """Return the title of the table of changes that were tried."""
-    what = "leaves more room" if estimate.fits_card else "would fit"
+    what = "leaves more room" if estimate.fits else "would fit"
     return f"What {what}: each of these was run"
 
 
 def advice_rows(estimate: Estimate) -> list[tuple[str, ...]]:
-    """Return a row for each change that was tried, in the order of `ADVICE_HEADINGS`."""
+    """Return a row for each change that was tried, in the order of `advice_headings`."""
     before = estimate.needed_seconds if estimate.needed else estimate.time.get("step_seconds")
     return [
         (
             spell_change(advice.change, is_script=not estimate.plan),
             "yes" if advice.fits else "no",
-            format_gib(advice.peak_bytes),
-            format_gib(advice.gain_bytes) if advice.gain_bytes > 0 else "-",
+            *_needed_and_gained(estimate, advice),
             f"{_format_optional(before)} -> {_format_optional(advice.step_seconds)}",
             "changed" if advice.changes_mathematics else "the same",
         )
         for advice in estimate.advice
     ]
+
+
+def _needed_and_gained(estimate: Estimate, advice: Advice) -> tuple[str, str]:
+    """Return what a changed case needs of the memory that was short, and by how much less."""
+    needed, gained = advice.peak_bytes, advice.gain_bytes
+    if _lacks_host(estimate):
+        needed = advice.host_bytes or 0
+        gained = (estimate.host.machine_bytes or 0) - needed
+    return format_gib(needed), format_gib(gained) if gained > 0 else "-"
 
 
 def advice_note(estimate: Estimate) -> str:

@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from tonnage.advice.advise import WORKERS
@@ -105,11 +106,17 @@ def _try_settings(asked: Asked, whole: Run, progress: Progress, most_seconds: fl
             tried = try_changes(asked, facts, changes, progress)
         except TrialFailed:
             continue
-        gains = tried.estimate.peak.process_bytes < whole.estimate.peak.process_bytes
-        if tried.estimate.fits_card and gains and not tried.not_taken:
+        if tried.estimate.fits_card and _gains(tried.estimate, whole.estimate) and not tried.not_taken:
             yield tried
         if tried.estimate.fits or time.monotonic() - began > most_seconds:
             return
+
+
+def _gains(changed: Estimate, whole: Estimate) -> bool:
+    """Return True if it needs less of the memory that was short."""
+    if whole.host.fits:
+        return changed.peak.process_bytes < whole.peak.process_bytes
+    return (changed.host.machine_bytes or 0) < (whole.host.machine_bytes or 0)
 
 
 def _list_settings(asked: Asked, facts: Facts, whole: Estimate, progress: Progress) -> Iterator[Sequence[Change]]:
@@ -131,7 +138,8 @@ def _list_fitting(
     progress("trying what would make it fit")
     try:
         with TrialRunner(progress, WORKERS, asked.torch_version) as runner:
-            trials = Trials(case, whole.peak, runner, accepts=lambda change: _is_settable(change, case, facts))
+            accepts = partial(_is_settable, case=case, facts=facts)
+            trials = Trials(case, whole.peak, runner, host=whole.host, accepts=accepts)
             trials.run()
             found = [one for one in trials.best() if one.fits and one.change.cluster is None]
     except TonnageError:
@@ -164,4 +172,5 @@ def _as_advice(tried: Tried, whole: Estimate) -> Advice:
         gain_bytes=whole.peak.process_bytes - tried.estimate.peak.process_bytes,
         step_seconds=tried.estimate.time.get("step_seconds"),
         changes_mathematics=not _MATHEMATICS.isdisjoint(tried.settings),
+        host_bytes=tried.estimate.host.machine_bytes,
     )

@@ -167,25 +167,28 @@ bool process_ended(int process); /* also when only its exit code is left */
 /* ---- the log (log.c) ---------------------------------------------------------------------------- */
 
 enum record_kind {
-    RECORD_KERNEL = 1,
-    RECORD_COPY_H2D = 2,
+    RECORD_KERNEL = 1,           /* name, grid, block (threads), shared */
+    RECORD_COPY_H2D = 2,         /* copies: bytes, address (target), address2 (source) */
     RECORD_COPY_D2H = 3,
-    RECORD_COPY_D2D = 4,
-    RECORD_MEMSET = 5,
-    RECORD_MALLOC = 6,
+    RECORD_COPY_D2D = 4,         /* between devices also grid_x, grid_y = target, source + 1 */
+    RECORD_MEMSET = 5,           /* bytes, address */
+    RECORD_MALLOC = 6,           /* address, bytes requested; so are the next five */
     RECORD_FREE = 7,
     RECORD_VM_MAP = 8,
     RECORD_VM_UNMAP = 9,
     RECORD_PINNED_ALLOC = 10,
     RECORD_PINNED_FREE = 11,
-    RECORD_COLLECTIVE = 12,
-    RECORD_LIBRARY = 13,
-    RECORD_EVENT = 14,
+    RECORD_COLLECTIVE = 12,      /* see below */
+    RECORD_LIBRARY = 13,         /* name; matrix products: grid = m, n, k, block = batch, flags = type */
+    RECORD_EVENT = 14,           /* address (event); so is a stream's wait for it */
     RECORD_WAIT = 15,
-    RECORD_SYNCHRONISE = 16,
-    RECORD_GRAPH_LAUNCH = 17,
+    RECORD_SYNCHRONISE = 16,     /* stream; flags 1: device, 2: event */
+    RECORD_GRAPH_LAUNCH = 17,    /* grid_x = nodes, which follow */
     RECORD_HOST_CALL = 18,
 };
+
+/* A collective's record has name, flags (type), bytes given by this rank (reduce-scatter and receive: taken), grid =
+   ranks, communicator, rank; block = root or peer; shared = operator; address, address2 = send, receive. */
 
 #define RECORD_REPLAYED 0x8000 /* flag: this work was replayed by a graph launch */
 
