@@ -1,5 +1,6 @@
 """The public names, and options given by name."""
 
+import dataclasses
 import inspect
 import subprocess
 import sys
@@ -93,6 +94,13 @@ def test_host_memory_is_of_each_machine(monkeypatch: pytest.MonkeyPatch) -> None
     assert [case.cluster.host_limit_bytes for case in asked] == [96 * 2**30, 96 * 2**30, 2 * 31 * 2**30]
 
 
+def test_the_whole_training_is_in_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    paced = dataclasses.replace(fitting(), time={"tokens_per_second_per_gpu": 1000.0}, job={"seq_len": 512})
+    monkeypatch.setattr(predict, "estimate", lambda case, **others: Run(estimate=paced, traces=()))
+    training = tonnage.estimate("gpt2", gpu="t4", offline=True, samples=100, price=2.0).time["training"]
+    assert (training["tokens"], training["seconds"]) == (51200, 51200 / 1000 / paced.cluster["gpus"])
+
+
 def test_options_of_adapters_need_adapters() -> None:
     for ask in (tonnage.estimate, tonnage.plan):
         with pytest.raises(UsageError, match="lora-targets only applies to adapters, and method full has none"):
@@ -115,6 +123,8 @@ def test_options_of_adapters_need_adapters() -> None:
         ({"offline": "no"}, "offline is 'no'; it must be True or False"),
         ({"gpus": "2"}, "gpus is '2'; it must be a whole number"),
         ({"gpu_memory": 24.0}, "a number of bytes is 24.0; it must be a whole number"),
+        ({"tokens": 1e9}, "tokens is 1000000000.0; it must be a whole number"),
+        ({"tokens": 100, "samples": 2}, "leave one of them out"),
     ],
     ids=str,
 )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from tonnage.errors import UsageError
 from tonnage.estimates.estimate import Estimate
 from tonnage.estimates.from_traces import Run
+from tonnage.estimates.training import TrainingGoal, with_training
 from tonnage.options import check_number, check_switch, is_number, parse_words, spell_option
 from tonnage.planner.solution import Solution
 from tonnage.plans import HEADROOM
@@ -56,6 +57,9 @@ def estimate(
     source: Source = "ghost",
     fresh: bool = False,
     advice: bool = True,
+    tokens: int | None = None,
+    samples: int | None = None,
+    price: float | None = None,
     progress: Progress = lambda text: None,
     **options: "Unpack[Options]",
 ) -> Estimate:
@@ -73,7 +77,8 @@ def estimate(
     ghost: it imitates the GPU on any platform, with a wider interval.  `fresh` runs the steps even if their trace is
     cached.  By default there are three steps; if all are alike, only the first one is run and its requests are
     repeated (`predict.usual_steps`).  If the number of `steps` is given, all of them run.  If they do not fit, or
-    only barely, `advice` tries changes for some seconds and adds those that fit (`Estimate.advice`).
+    only barely, `advice` tries changes for some seconds and adds those that fit (`Estimate.advice`).  `tokens` or
+    `samples` of the whole training, and the `price` of a GPU's hour, give `time["training"]`.
 
     Raises UsageError, CannotEstimate and their subclasses; a step that does not fit is an answer (`Estimate.fits`),
     not an error.
@@ -84,7 +89,8 @@ def estimate(
     if cluster is not None and gpu is not None:
         raise UsageError("Both cluster and gpu name the GPUs; give one of the two.")
     _check_switches(offline=offline, fresh=fresh, advice=advice)
-    _check_numbers(gpus=gpus, steps=steps)
+    _check_numbers(gpus=gpus, steps=steps, tokens=tokens, samples=samples)
+    goal = TrainingGoal(tokens=tokens, samples=samples, price=price)
     cards = _parse_gpus(cluster if gpu is None else gpu, gpus, gpu_memory, host_memory)
     asked = Asked(
         model=model,
@@ -102,7 +108,7 @@ def estimate(
         fresh=fresh,
         progress=progress,
     )
-    return run.estimate
+    return with_training(run.estimate, goal)
 
 
 def _list_fields(value: "Job | Plan | None") -> dict[str, Any]:
@@ -129,6 +135,9 @@ def plan(
     pareto: bool = False,
     torch_version: str | None = None,
     offline: bool = False,
+    tokens: int | None = None,
+    samples: int | None = None,
+    price: float | None = None,
     progress: Progress = lambda text: None,
     **options: "Unpack[SearchOptions]",
 ) -> Solution:
@@ -138,7 +147,7 @@ def plan(
 
     `options` are fields of Job and Plan: those that are given are kept, the search chooses the others.  `method` may
     be `any`, or several methods with commas between them, which are compared.  `headroom` is the fraction of each GPU
-    that stays free.  `host_memory` is that of `tonnage.estimate`.
+    that stays free.  `host_memory`, `tokens`, `samples` and `price` are those of `tonnage.estimate`.
     Raises UsageError, CannotEstimate and their subclasses; that nothing fits is an answer (`Solution.status`), not an
     error.
     """
@@ -146,7 +155,8 @@ def plan(
     from tonnage.planner.limits import check_cards, initial_card
 
     _check_switches(pareto=pareto, offline=offline)
-    _check_numbers(gpus=gpus)
+    _check_numbers(gpus=gpus, tokens=tokens, samples=samples)
+    goal = TrainingGoal(tokens=tokens, samples=samples, price=price)
     check_number("top", top)
     if not is_number(headroom):
         raise UsageError(f"headroom is {headroom!r}; it must be a number such as 0.04.")
@@ -163,7 +173,8 @@ def plan(
         allow=_words("allow", allow),
         headroom=headroom,
     )
-    return answer(question, find, top=top, pareto=pareto, torch_version=torch_version, progress=progress)
+    solution = answer(question, find, top=top, pareto=pareto, torch_version=torch_version, progress=progress)
+    return solution.with_training(goal)
 
 
 def dry_run(

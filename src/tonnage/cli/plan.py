@@ -6,7 +6,7 @@
 import os
 import shutil
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -189,13 +189,10 @@ class _Outputs:
     def deliver(self, solution: "Solution", comparison: "FileComparison | None", model: str) -> int:
         """Print the solution, with what it changes in a trainer's file, write the files, and return the exit code."""
         from tonnage.cli import answer
-        from tonnage.estimates.training import with_training
         from tonnage.files import write_text
         from tonnage.planner import plan_file
 
-        timed = (replace(choice, estimate=with_training(choice.estimate, self.goal)) for choice in solution.plans)
-        solution = replace(solution, plans=tuple(timed))
-
+        solution = solution.with_training(self.goal)
         if self.json:
             answer.print_json(
                 {**solution.to_json(), **({} if comparison is None else {"given": comparison.to_json()})}

@@ -1,9 +1,10 @@
 """The answer of a search over plans, as frozen values that save to JSON."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
 from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.training import TrainingGoal, with_training
 from tonnage.estimates.viewed import Viewed
 from tonnage.job import Job
 from tonnage.plans import Plan
@@ -195,6 +196,11 @@ class Solution(Viewed):
         seconds = best.time.get("step_seconds")
         pace = f", {seconds:.3g} s a step" if seconds else ""
         return f"{asked}: {pluralise(len(self.plans), 'plan')}, the best {best.verdict()}{pace}"
+
+    def with_training(self, goal: TrainingGoal) -> "Solution":
+        """Return the solution with the whole training in the time of each plan."""
+        timed = (replace(choice, estimate=with_training(choice.estimate, goal)) for choice in self.plans)
+        return replace(self, plans=tuple(timed))
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that `plan --json` prints (schema_version 1)."""
