@@ -25,7 +25,8 @@ from benchmarks.accuracy import transformer_engine
 from benchmarks.accuracy.rows import load
 
 from tonnage.errors import TonnageError
-from tonnage.ghost.wheel import Torch, cache_folder, find, find_in_folder
+from tonnage.ghost.cache_folder import cache_folder
+from tonnage.ghost.wheel import Torch, find, find_in_folder
 from tonnage.ghost.wheel import place as place_of_torch
 
 RECIPES: Final[dict[str, dict[str, Any]]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())

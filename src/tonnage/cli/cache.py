@@ -36,7 +36,7 @@ def cache(
     from tonnage.errors import UsageError
     from tonnage.estimates import cache as traces
     from tonnage.estimates import disk
-    from tonnage.ghost.wheel import cache_folder
+    from tonnage.ghost.cache_folder import cache_folder
     from tonnage.units import format_size, parse_bytes
 
     if action not in _ACTIONS:

@@ -27,7 +27,8 @@ from typing import Any, Final
 
 from tonnage.errors import UnreadableFile, UnwritableFile
 from tonnage.files import open_replacing, write_text
-from tonnage.ghost.wheel import cache_folder, place
+from tonnage.ghost.cache_folder import cache_folder, check_private, make_private
+from tonnage.ghost.wheel import place
 from tonnage.trace import trace as traces
 from tonnage.trace.trace import Trace
 
@@ -90,8 +91,12 @@ def key(request: Mapping[str, Any], torch_version: str | None = None) -> str | N
 
 
 def find(key: str) -> Trace | None:
-    """Return the Trace cached under a key; None if there is none that can be read."""
+    """Return the Trace cached under a key; None if there is none that can be read.
+
+    Raises GhostUnavailable if others can write into the cache.
+    """
     path = _path(key)
+    check_private(path.parent)
     try:
         trace = traces.load(path)
         now = time.time_ns()  # the kernel's clock for files ticks in milliseconds, and two times would be equal
@@ -108,7 +113,7 @@ def keep(key: str, trace: Trace, file: Path | None = None) -> None:
     """
     path = _path(key)
     with suppress(OSError, UnwritableFile):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         if file is None or not _try_to_move(file, path):
             with open_replacing(path) as new, zipfile.ZipFile(new, "w") as archive:
                 traces.write(trace, archive)
@@ -139,7 +144,7 @@ def limit_bytes() -> int:
 def set_limit(most_bytes: int) -> None:
     """Set the most bytes of all cached Traces, and remove what exceeds them.  Raises UnwritableFile."""
     try:
-        _limit_file().parent.mkdir(parents=True, exist_ok=True)
+        make_private(_limit_file().parent)
     except OSError as error:
         raise UnwritableFile(f"{_limit_file().parent} cannot be made ({error.strerror}).") from error
     write_text(_limit_file(), f"{most_bytes}\n")

@@ -15,7 +15,7 @@ from typing import Final
 
 from tonnage.errors import UnwritableFile
 from tonnage.estimates import cache
-from tonnage.ghost.wheel import cache_folder
+from tonnage.ghost.cache_folder import cache_folder
 
 PARTS: Final = {
     "torch": "CUDA builds of torch that the ghost runs, fetched where the installed one is a CPU build",

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.ghost.wheel import cache_folder
+from tonnage.ghost.cache_folder import cache_folder, check_private, make_private
 from tonnage.units import pluralise
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def record(case: Case, torch_version: str, *, predicted_seconds: float, measured
     """Remember what a trial of this case measured; `predicted_seconds` are those before any correction."""
     device, model, question = _keys(case)
     row = (device, case.cluster.gpus, _release(torch_version), model, question, predicted_seconds, measured_seconds)
-    file().parent.mkdir(parents=True, exist_ok=True)
+    make_private(file().parent)
     with _connection() as history:
         history.execute(_TABLE)
         history.execute("INSERT INTO measurements VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (time.strftime("%Y-%m-%d"), *row))
@@ -121,6 +121,7 @@ def correct(estimate: Estimate, case: Case) -> Estimate:
 
 @contextmanager
 def _connection() -> Iterator[sqlite3.Connection]:
+    check_private(file().parent)
     with closing(sqlite3.connect(file(), timeout=5)) as connection, connection:
         yield connection
 

@@ -12,10 +12,12 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from tonnage.errors import GhostUnavailable, UsageError
-from tonnage.ghost.wheel import Torch, cache_folder, find
+from tonnage.ghost.cache_folder import cache_folder, check_executed, make_private
+from tonnage.ghost.wheel import Torch, find
 
 INSIDE = Path(__file__).parent / "inside"
 """Folder of sitecustomize and tonnage_inside, first on PYTHONPATH."""
@@ -112,6 +114,8 @@ def forking(torch: Torch | None = None) -> dict[str, str]:
     variables = environment(torch=torch)
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", NO_CACHING):
         variables.pop(name, None)  # each job says which allocator it wants
+    for name in [name for name, value in variables.items() if name.startswith("XDG_") and not os.path.isabs(value)]:
+        variables.pop(name)  # torch loads extensions below XDG_CACHE_HOME, and a relative one is to be ignored
     variables.pop("PYTHONOPTIMIZE", None)  # transformers cannot be imported without its docstrings
     # Else torch.cuda.is_available(), which transformers 5.0 asks while it is imported, makes forks useless.
     variables["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
@@ -127,9 +131,11 @@ def _kernel_caches() -> dict[str, str]:
     without having measured them.
     """
     folder = cache_folder() / "compiled"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
+    with suppress(OSError):
+        make_private(folder)
+        check_executed(folder)
+        folder.chmod(0o700)  # one of an earlier version, so that the check need not look into it again
+    if not os.access(folder, os.W_OK):
         folder = Path(tempfile.gettempdir()) / f"tonnage-compiled-{os.getuid()}"
         if not _is_own(folder):  # what lies there is loaded
             folder = Path(tempfile.mkdtemp(prefix="tonnage-compiled-"))

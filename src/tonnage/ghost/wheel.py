@@ -2,8 +2,7 @@
 
 The ghost replaces NVIDIA's libraries, so torch's wheel and Triton's are enough: 0.7 GB, 1.8 GB unpacked (torch
 2.13).  `pip download --no-deps 'torch===X'` ignores local builds such as X+cpu; pip checks the hash.  Wheels are
-unpacked into a private cache (`$TONNAGE_CACHE`, else `$XDG_CACHE_HOME/tonnage`, else `~/.cache/tonnage`), never into
-the user's environment.
+unpacked into the cache (`tonnage.ghost.cache_folder`), never into the user's environment.
 """
 
 import contextlib
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.errors import GhostUnavailable
+from tonnage.ghost.cache_folder import cache_folder, check_executed, make_private
 from tonnage.ghost.download import download
 from tonnage.ghost.scratch import scratch
 
@@ -74,6 +74,7 @@ def find(python: str, version: str | None = None, progress: Progress = lambda te
         if own is not None:
             return Torch(version=wanted, cuda_major=own, path=None, python=python)
     folder = place(wanted, facts["python"])
+    check_executed(folder)
     cuda_major = _cuda_major(folder / "torch")
     if cuda_major is None:
         _fetch(python, wanted, folder, progress)
@@ -99,13 +100,6 @@ def find_in_folder(folder: Path, python: str) -> Torch:
 def place(version: str, python: Sequence[int]) -> Path:
     """Return the folder in which the wheel of this torch for this Python (3, 11) is unpacked."""
     return cache_folder() / f"torch-{version}-cp{''.join(str(number) for number in python)}"
-
-
-def cache_folder() -> Path:
-    """Return the folder of unpacked wheels and cached traces."""
-    if named := os.environ.get("TONNAGE_CACHE"):
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tonnage"
 
 
 def _inspect(python: str) -> dict[str, Any]:
@@ -148,7 +142,7 @@ def _fetch(python: str, version: str, folder: Path, progress: Progress) -> None:
     """Download and unpack torch and its triton, and rename them to `folder`, unless another process was faster."""
     with contextlib.ExitStack() as stack:
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
+            make_private(folder.parent)
             stack.enter_context(_alone_in(folder.parent, progress))
             if folder.exists():  # another process has fetched it
                 return
@@ -191,6 +185,7 @@ def _fill(python: str, version: str, partial: Path, progress: Progress) -> None:
     sizes = "about 0.7 GB with triton, 1.8 GB unpacked; once"
     progress(f"fetching the CUDA build of torch {version} ({sizes}) into {partial.parent}")
     unpacked = partial / "unpacked"
+    unpacked.mkdir(mode=0o700)
     _unpack(_download(python, f"torch==={version}", partial, progress), unpacked)
     triton = _required_triton(unpacked)
     if triton is not None:
