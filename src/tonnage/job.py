@@ -333,4 +333,5 @@ def read_job(document: Mapping[str, Any]) -> Job:
     """Return the Job that `dataclasses.asdict` wrote, after JSON made lists of its tuples."""
     plain = {item.name: document[item.name] for item in fields(Job) if item.name != "model"}
     plain = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
-    return Job(model=ModelRef(**document["model"]), **plain)
+    model = document["model"]
+    return Job(model=ModelRef(**{**model, "dropped": tuple(model.get("dropped", ()))}), **plain)

@@ -19,6 +19,8 @@ class ModelRef:
     """`package.module:callable`; imported only in the process that builds the model."""
     source: str = field(default="", repr=False)
     """Origin of the configuration: catalog with URL, a path, or a Hub id."""
+    dropped: tuple[str, ...] = field(default=(), repr=False)
+    """Fields of a file that were left out, because they could load code or files (`catalog.untrusted`)."""
 
     @property
     def text(self) -> Mapping[str, Any]:

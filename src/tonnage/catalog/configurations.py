@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn
 
 from tonnage.catalog.models import find_model, known_model_names
 from tonnage.catalog.spelling import closest
+from tonnage.catalog.untrusted import keep_inert
 from tonnage.errors import UnknownModel, UnreadableModel
 from tonnage.model import ModelRef
 from tonnage.units import MIB, format_size
@@ -61,14 +62,15 @@ _SIZE_FIELDS: Final = (
 
 _WIDTHS_AND_HEADS: Final = (("hidden_size", "num_attention_heads"), ("n_embd", "n_head"), ("dim", "n_heads"))
 _HEAD_SIZE_FIELDS: Final = ("head_dim", "d_kv", "kv_channels", "attention_head_size", "qk_nope_head_dim")
-_IGNORED_FIELDS: Final = ("auto_map", "_name_or_path", "transformers_version", "quantization_config")
+_NO_PARTS: Final = ("auto_map", "quantization_config")
+"""Fields that hold dicts which describe no part of the network."""
 
 
 def resolve(model: str | PathLike[str], *, offline: bool = False) -> ModelRef:
     """Return a reference to the network that `model` names; its forms are tried in the order given at the top.
 
-    A catalog name wins over a folder of the same name (write `./gpt2` for the folder).  Code in a repository
-    (`auto_map`) is never run: the class comes from transformers, by `model_type`.
+    A catalog name wins over a folder of the same name (write `./gpt2` for the folder).  Code that a file names is
+    never run: the class comes from transformers, by `model_type`, and other fields choose among what is installed.
     Raises UnknownModel and UnreadableModel.
     """
     if not isinstance(model, str | PathLike):
@@ -136,8 +138,9 @@ def _make_reference(name: str, config: dict[str, Any], origin: str) -> ModelRef:
     quantized = config.get("quantization_config")
     method = quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else None
     note = f"; its {method} {NOT_APPLIED}" if method else ""
-    shaping = {key: value for key, value in config.items() if key not in _IGNORED_FIELDS}
-    return ModelRef(name=name, kind="config", config=shaping, source=origin + note)
+    stated = {key: value for key, value in config.items() if key != "quantization_config"}
+    shaping, dropped = keep_inert(stated)
+    return ModelRef(name=name, kind="config", config=shaping, source=origin + note, dropped=dropped)
 
 
 def _from_hub(name: str, offline: bool) -> ModelRef:
@@ -293,7 +296,7 @@ def _iterate_parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield config
     for key, value in config.items():
         is_configuration = isinstance(value, dict) and (key.endswith("config") or "model_type" in value)
-        if is_configuration and key not in _IGNORED_FIELDS:
+        if is_configuration and key not in _NO_PARTS:
             yield from _iterate_parts(value)
 
 

@@ -29,6 +29,7 @@ def list_assumptions(case: Case) -> tuple[str, ...]:
     sentences = (
         case.assumed,
         describe_quantized_checkpoint(job),
+        describe_dropped_fields(job),
         describe_copies(plan, case.cluster),
         describe_whole_gradients(job, plan),
         describe_narrow_adapters(job, plan),
@@ -48,6 +49,22 @@ def describe_quantized_checkpoint(job: Job) -> tuple[str, ...]:
     return (
         f"the checkpoint's {quantized}: weights are as the precision says; --method qlora quantizes them to 4 bits, "
         "--quant int8 to 8, by bitsandbytes",
+    )
+
+
+_SHOWN: Final = 5
+"""Fields that a sentence names."""
+
+
+def describe_dropped_fields(job: Job) -> tuple[str, ...]:
+    """Return a sentence if fields of the configuration were left out because they could load code or files."""
+    dropped = job.model.dropped
+    if not dropped:
+        return ()
+    more = f" and {len(dropped) - _SHOWN} more" if len(dropped) > _SHOWN else ""
+    return (
+        f"left out of the configuration, as it could load code or files: {', '.join(dropped[:_SHOWN])}{more}; the "
+        "network is the one that transformers builds without it",
     )
 
 

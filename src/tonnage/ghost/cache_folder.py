@@ -101,7 +101,8 @@ def _check(path: Path, status: os.stat_result, *, may_be_sticky: bool = False) -
     if status.st_uid not in (os.getuid(), 0):
         raise GhostUnavailable(f"{path} belongs to the user {status.st_uid}, who {danger}; {_REMEDY}.")
     if status.st_mode & _OTHERS and not (may_be_sticky and status.st_mode & stat.S_ISVTX):
+        mode = f"{stat.S_IMODE(status.st_mode):04o}"
         raise GhostUnavailable(
-            f"Others can write in {path} (mode {stat.S_IMODE(status.st_mode):04o}) and {danger}; {_REMEDY}, or if only "
-            f"you wrote there: chmod -R go-w {path}"
+            f"Others can write in {path} (mode {mode}) and {danger}; {_REMEDY}, or if only you wrote there: "
+            f"chmod -R go-w {path}"
         )

@@ -27,7 +27,7 @@ from tonnage.meta.recorder import Recorder
 from tonnage.meta.recording import steps_of, watching
 from tonnage.meta.streams import Streams
 from tonnage.meta.temporaries import Temporaries
-from tonnage.step import modeling_modules
+from tonnage.step import hub_kernels, modeling_modules
 from tonnage.techniques import environment, select_techniques
 from tonnage.trace.trace import Trace
 
@@ -47,6 +47,7 @@ def run(case: Case, *, rank: int = 0, steps: int = 3) -> Trace:
     streams = Streams(card.CARD)
     memory = CardMemory(cluster, settings, torch.__version__, stream=lambda: streams.current.number)
     recorder = Recorder(card.CARD, memory, Temporaries(device, table()["inside"]))
+    hub_kernels.hide()
     _import_libraries(case.job, plan)
     with (
         card.present(device, streams) as fake,

@@ -9,7 +9,7 @@ from typing import Any, Final
 from tonnage.catalog.devices import spell_cluster
 from tonnage.cluster import CPU
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, UsageError
-from tonnage.estimates.assumptions import describe_quantized_checkpoint
+from tonnage.estimates.assumptions import describe_dropped_fields, describe_quantized_checkpoint
 from tonnage.estimates.step_time import as_time
 from tonnage.planner.alternatives import is_alike
 from tonnage.planner.budget_fit import add_budgets
@@ -82,7 +82,7 @@ def _search(
     question: Question, runner: TrialRunner, *, top: int, pareto: bool, explain: bool, progress: Progress
 ) -> Solution:
     document = _describe_question(question)
-    for note in describe_quantized_checkpoint(question.job):
+    for note in (*describe_quantized_checkpoint(question.job), *describe_dropped_fields(question.job)):
         progress(f"note: {note}")
     if (refused := refuse_missing_engine(question)) is not None:
         return refused

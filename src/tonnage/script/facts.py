@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tonnage.catalog.optimizers import OPTIMIZERS
+from tonnage.catalog.untrusted import keep_inert
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import Job
 from tonnage.model import ModelRef
@@ -247,17 +248,15 @@ def _model(facts: Facts) -> ModelRef:
     name = facts.network["class"]
     if not name.endswith(_HEADS):
         raise NotUnderstood(f"what a {name} needs is not planned here (known: {', '.join(_HEADS)})")
-    config = {
-        key: value
-        for key, value in facts.network["config"].items()
-        if key not in ("_name_or_path", "transformers_version", "quantization_config", "auto_map")
-    }
+    own = ("quantization_config", "auto_map")  # those that the script has followed
+    config, dropped = keep_inert({key: value for key, value in facts.network["config"].items() if key not in own})
     path = str(facts.network["config"].get("_name_or_path") or name)
     return ModelRef(
         name=path.rstrip("/").rpartition("/")[2] or name,
         kind="config",
         config={**config, "architectures": [name]},
         source="the script's own network",
+        dropped=dropped,
     )
 
 

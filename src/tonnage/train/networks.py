@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from tonnage.catalog.configurations import resolve
+from tonnage.catalog.configurations import read_config, resolve
 from tonnage.errors import TonnageError, UnreadableModel, UsageError
 from tonnage.model import text_part
 from tonnage.step.step import Step
@@ -111,12 +110,14 @@ def build(source: Source, job: Job, plan: Plan, seed: int) -> Any:
     weights_dtype = weights_step(job, plan).weights_dtype
     torch.manual_seed(seed)
     try:
+        config = AutoConfig.for_model(**source.config)  # and not the folder's own, which could name code
         if source.folder is not None:
+            if (stored := read_config(source.folder / "config.json").get("quantization_config")) is not None:
+                config.quantization_config = stored
             quantized = _quantized(plan, weights_dtype) if job.method == "qlora" else {}
             return AutoModelForCausalLM.from_pretrained(
-                source.folder, dtype=weights_dtype, local_files_only=True, **quantized
+                source.folder, config=config, dtype=weights_dtype, local_files_only=True, **quantized
             )
-        config = AutoConfig.for_model(**_without_code(source.config))
         return AutoModelForCausalLM.from_config(config, dtype=weights_dtype)
     except (ValueError, OSError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
@@ -137,8 +138,3 @@ def weights_step(job: Job, plan: Plan) -> Step:
         if technique.option in OF_WEIGHTS:
             step = technique.apply(step)
     return step
-
-
-def _without_code(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields without those that name code of a repository."""
-    return {name: value for name, value in config.items() if name not in ("auto_map", "transformers_version")}

@@ -58,7 +58,9 @@ class FolderTokenizer:
         from transformers import AutoTokenizer
 
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            self._tokenizer = AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
         except Exception as error:  # libraries of several packages read the files
             reason = " ".join(str(error).split())[:200]
             raise UnreadableFile(f"The tokenizer in {folder} cannot be read ({reason}).") from error

@@ -16,7 +16,7 @@ from tonnage_recorder import native
 
 from tonnage.job import read_job
 from tonnage.plans import Plan
-from tonnage.step import heads, modeling_modules
+from tonnage.step import heads, hub_kernels, modeling_modules
 from tonnage.techniques import select_techniques
 from tonnage.trainers import engine_of
 from tonnage.workers import child, failures, preload
@@ -24,6 +24,7 @@ from tonnage.workers import child, failures, preload
 
 def serve() -> None:
     """Answer requests until standard input ends."""
+    hub_kernels.hide()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # output of libraries must not mix with the answers
     kernels.key_by_dates()
