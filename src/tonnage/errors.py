@@ -19,11 +19,17 @@ Every message is one line that says what happened (with numbers), what was possi
 
 from typing import ClassVar
 
+from tonnage.printable import make_printable
+
 
 class TonnageError(Exception):
     """Base class of the errors that tonnage raises on purpose; the command line prints the message, no traceback."""
 
     exit_code: ClassVar[int] = 3
+
+    def __str__(self) -> str:
+        """Return the message in one line that a terminal can show: it may quote what a stranger's file holds."""
+        return make_printable(" ".join(super().__str__().split()))
 
 
 class UsageError(TonnageError):

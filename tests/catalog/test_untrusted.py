@@ -139,8 +139,8 @@ def test_a_file_and_its_note(tmp_path: Path) -> None:
     model = resolve(file)
     assert model.config == TINY
     (note,) = describe_dropped_fields(Job(model=model))
-    assert note.startswith("left out of the configuration, as it could load code or files: repo_0 'org/x', ")
-    assert "repo_4 'org/x' and 3 more;" in note
+    assert note.startswith("left out of the configuration, as it could load code or files: attn_implementation 'org/")
+    assert "repo_3 'org/x' and 3 more;" in note
     assert r"attn_implementation 'org/kernel\x1b[2J'" in model.dropped
     file.write_text(json.dumps(TINY))
     assert describe_dropped_fields(Job(model=resolve(file))) == ()

@@ -196,6 +196,7 @@ def test_help_imports_little():
     allowed = (
         "tonnage.cli",
         "tonnage.errors",
+        "tonnage.printable",
         "tonnage.units",
         "tonnage.model",
         "tonnage.job",

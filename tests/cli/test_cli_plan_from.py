@@ -102,3 +102,29 @@ def test_an_option_given_with_its_default_value_overrides_the_file(tonnage: Any,
     assert tonnage("plan", "smollm2-135m", "--gpu", "8xa100-80gb", "--from", "ds_config.json", *options).code == 0
     assert (calls.job.seq_len, calls.job.micro_batch) == (2048, 1)
     assert asked["question"].job.micro_batch == 1
+
+
+HARMFUL = "\x1b]0;owned\x07\x1b[2J\u202e"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {HARMFUL: 5},
+        {"zero_optimization": {"stage": 3, HARMFUL: 5}},
+        {"zero_optimization": {"stage": HARMFUL}},
+        {"optimizer": {"type": HARMFUL}},
+        {"comment": HARMFUL},
+        {"activation_checkpointing": {HARMFUL: HARMFUL}},
+    ],
+    ids=str,
+)
+def test_no_text_of_the_file_reaches_the_terminal_as_it_is(
+    change: dict[str, Any], tonnage: Any, calls: Any, asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tonnage.report.plans.render", lambda solution, **view: "")
+    Path("ds_config.json").write_text(json.dumps({**CONFIG, **change}))
+    ended = tonnage("plan", "gpt2", "--gpu", "8xa100-80gb", "--seq-len", "512", "--from", "ds_config.json")
+    shown = ended.out + ended.err
+    assert "owned" in shown
+    assert [letter for letter in shown if not letter.isprintable() and letter != "\n"] == []

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import zipfile
 from dataclasses import replace
 
 import pytest
@@ -77,3 +78,49 @@ def test_missing_file_is_refused(tonnage, tmp_path):
     ended = tonnage("report", str(tmp_path / "none"))
     assert ended.code == 3
     assert "is not there; give a file written by --save" in ended.err
+
+
+HARMFUL = "\x1b]0;owned\x07\x1b[2J\u202e\x9b2J"
+
+
+def place(document, path, value):
+    """Return a copy of a JSON document with another value, or another key, at a path."""
+    copy = json.loads(json.dumps(document))
+    part = copy
+    for name in path[:-1]:
+        part = part[name]
+    part[path[-1]] = value
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("peak", "by_category", HARMFUL), -1),
+        (("peak", "by_category", HARMFUL), 1),
+        ((HARMFUL,), 1),
+        (("coverage", HARMFUL), [1]),
+        (("coverage", "assumed"), [HARMFUL]),
+        (("notes",), [HARMFUL]),
+        (("model", "name"), HARMFUL),
+        (("cluster", "gpu"), HARMFUL),
+        (("plan", HARMFUL), HARMFUL),
+        (("oom", "message"), HARMFUL),
+        (("oom", "stack"), [HARMFUL]),
+        (("source",), HARMFUL),
+        (("schema_version",), HARMFUL),
+        (("time", "bound_by"), HARMFUL),
+        (("versions", HARMFUL), HARMFUL),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("options", [(), ("--json",), ("--html",)], ids=str)
+def test_no_text_of_a_file_reaches_the_terminal_as_it_is(path, value, options, tonnage, tmp_path):
+    file, page = tmp_path / f"{HARMFUL.replace('/', '')}.tonnage", tmp_path / "page.html"
+    with zipfile.ZipFile(file, "w") as archive_file:
+        archive_file.writestr("estimate.json", json.dumps(place(estimates.full_card().to_json(), path, value)))
+    words = ("--html", str(page)) if options == ("--html",) else options
+    ended = tonnage("report", str(file), *words)
+    assert ended.code in (1, 3)
+    shown = ended.out + ended.err + (page.read_text(encoding="utf-8") if page.exists() else "")
+    assert [letter for letter in shown if not letter.isprintable() and letter != "\n"] == []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.cluster import CPU
 from tonnage.errors import UnwritableFile, UsageError
+from tonnage.printable import make_printable, unfiltered
 
 if TYPE_CHECKING:
     from tonnage.estimates.estimate import Estimate
@@ -89,11 +90,12 @@ def deliver(
 
     view: dict[str, Any] = {"width": width(), "colour": colour(), "unicode": unicode()}
     if not wanted.json:
-        emit(render(estimate, **view, suggests=complete is None))
+        emit(render(estimate, **view, suggests=complete is None), colours=True)
     if complete is not None:
         estimate = complete()
         if not wanted.json:
-            emit("\n" + (render_advice(estimate, **view) or render_suggestions(estimate, **view)))
+            advice = render_advice(estimate, **view) or render_suggestions(estimate, **view)
+            emit("\n" + advice, colours=True)
     if wanted.json:
         print_json(estimate.to_json())
     if wanted.save is not None:
@@ -125,15 +127,18 @@ def print_json(document: Any) -> None:
     emit(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
-def emit(text: str) -> None:
+def emit(text: str, *, colours: bool = False) -> None:
     """Write text to standard output.  Raises UnwritableFile for a full disk, but not for a reader that stops reading.
 
-    Characters that its encoding lacks (in names, on a Windows console) are written as escapes.
+    Characters that its encoding lacks (in names, on a Windows console) are written as escapes, and what does not
+    print is replaced; `colours` keeps the colours of a report.
     """
     encoding = sys.stdout.encoding or "utf-8"
+    stream = unfiltered(sys.stdout)
+    shown = make_printable(text, lines=True, colours=colours)
     try:
-        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        sys.stdout.flush()
+        stream.write(shown.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
     except BrokenPipeError:
         _discard_output()
     except OSError as error:

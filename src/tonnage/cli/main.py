@@ -12,6 +12,7 @@ import typer
 
 from tonnage.cli import cache, devices, dry_run, estimate, export, formats, models, plan, report, train, tune
 from tonnage.errors import TonnageError
+from tonnage.printable import filtered
 from tonnage.synonyms import NO_SOURCE, find_option, is_without_effect
 
 INTERRUPTED = 130
@@ -78,6 +79,11 @@ def _end(number: int, frame: object) -> NoReturn:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; an error is one line on standard error."""
+    with filtered():
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str]) -> int:
     command = typer.main.get_command(app)
     try:
         code: Any = command.main(list(arguments), prog_name="tonnage", standalone_mode=False)

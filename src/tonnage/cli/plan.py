@@ -200,7 +200,8 @@ class _Outputs:
         else:
             from tonnage.report.plans import render
 
-            answer.emit(render(solution, width=answer.width(), colour=answer.colour(), unicode=answer.unicode()))
+            shown = render(solution, width=answer.width(), colour=answer.colour(), unicode=answer.unicode())
+            answer.emit(shown, colours=True)
             if comparison is not None:
                 answer.emit(comparison.text())
         if self.html is not None:
@@ -317,7 +318,8 @@ def _plan_script(asked: "Asked", *, json: bool, html: Path | None) -> int:
     else:
         from tonnage.report.script import render
 
-        answer.emit(render(script_plan, width=answer.width(), colour=answer.colour(), unicode=answer.unicode()))
+        shown = render(script_plan, width=answer.width(), colour=answer.colour(), unicode=answer.unicode())
+        answer.emit(shown, colours=True)
     if html is not None:
         from tonnage.files import write_text
         from tonnage.report.script_html import page

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from tonnage.printable import filtered, make_printable, unfiltered
+
 _PATIENCE_SECONDS: Final = 2.0
 
 
@@ -19,8 +21,8 @@ def progress(*, moving: bool = True) -> Iterator[Callable[[str], None]]:
         from rich.console import Console
         from rich.text import Text
 
-        with Console(stderr=True).status("starting") as status:
-            yield lambda text: status.update(Text(text))
+        with Console(file=unfiltered(sys.stderr)).status("starting") as status, filtered():
+            yield lambda text: status.update(Text(make_printable(text)))
     else:
         lines = _Lines()
         timer = threading.Timer(_PATIENCE_SECONDS, lines.begin)

@@ -10,6 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tonnage.printable import make_printable
+
 LEAST_WIDTH: Final = 40
 """Minimum columns for an Estimate."""
 
@@ -80,4 +82,4 @@ def title(words: str, aside: Text | None = None, canvas: Canvas | None = None) -
 
 def text(value: str, style: str = "") -> Text:
     """Return a value as text without control characters, because a value from an untrusted file may contain them."""
-    return Text("".join(letter if letter.isprintable() else "�" for letter in value), style=style)
+    return Text(make_printable(value), style=style)

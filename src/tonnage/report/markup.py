@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any, Final
 
+from tonnage.printable import make_printable
+
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
 STYLE: Final = """
@@ -72,7 +74,7 @@ def table(headings: Iterable[str], rows: Iterable[tuple[str, ...]], numbers: tup
 
 def text(value: str) -> str:
     """Return a value as escaped text."""
-    return escape("".join(letter if letter.isprintable() else "�" for letter in value))
+    return escape(make_printable(value))
 
 
 def key(name: str, colour: str) -> str:

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.printable import make_printable, unfiltered
 from tonnage.units import format_gib
 
 if TYPE_CHECKING:
@@ -60,13 +61,13 @@ class Progress:
             from rich.console import Console
             from rich.live import Live
 
-            self._live = Live("", console=Console(stderr=True), transient=True, auto_refresh=False)
+            self._live = Live("", console=Console(file=unfiltered(sys.stderr)), transient=True, auto_refresh=False)
             self._live.start()
 
     def remark(self, text: str) -> None:
         """Show a line that stays."""
         if self._live is not None:
-            self._live.console.print(text, markup=False, highlight=False)
+            self._live.console.print(make_printable(text), markup=False, highlight=False)
         elif self._shows:
             print(text, file=sys.stderr, flush=True)
 
@@ -75,7 +76,7 @@ class Progress:
         if self._live is not None:
             from rich.text import Text
 
-            self._live.update(Text(text), refresh=True)
+            self._live.update(Text(make_printable(text)), refresh=True)
         elif self._shows and (always or time.monotonic() - self._last >= _SECONDS_BETWEEN_LINES):
             self._last = time.monotonic()
             print(text, file=sys.stderr, flush=True)
