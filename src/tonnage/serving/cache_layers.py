@@ -1,0 +1,169 @@
+"""What each layer of a network keeps of a request, read from its Hugging Face configuration."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from tonnage.catalog.families import types_with
+from tonnage.errors import CannotEstimate, UsageError
+from tonnage.model import text_part
+from tonnage.serving.kv_cache import LayerCache, heads_on_rank
+
+_ENCODERS: Final = ("bert", "roberta", "modernbert", "electra", "distilbert", "mpnet", "vit", "siglip", "clip")
+"""Beginnings of the names of types that attend in both directions and keep nothing of a request."""
+
+_PAIRS: Final = ("t5", "mt5", "bart", "whisper", "mbart", "pegasus", "m2m_100", "marian")
+"""Encoder-decoders: their decoder also keeps the encoder's keys and values."""
+
+_STATE_WORDS: Final = ("linear_attention", "mamba", "mamba2", "M", "recurrent", "conv", "short_conv", "linear")
+_WINDOW_WORDS: Final = ("sliding_attention", "local", "sliding")
+_FULL_WORDS: Final = ("full_attention", "attention", "chunked_attention", "*", "global", "hybrid")
+"""Words of `layer_types`, `layers_block_type` and patterns.  Chunked attention keeps all tokens: vLLM divides no pool
+among chunked layers unless it is told to (the log of Llama 4 Scout agrees)."""
+
+_NOTHING_WORDS: Final = ("mlp", "moe", "-", "E")
+"""Layers of a hybrid that are feed-forward networks alone."""
+
+
+def read_layers(config: Mapping[str, Any], *, element_bytes: float, tp: int = 1) -> tuple[LayerCache, ...]:
+    """Return what each layer keeps on one tensor-parallel rank, for keys and values of so many bytes an element.
+
+    States keep the network's own dtype (2 bytes) unless the configuration states `mamba_ssm_dtype`.  Raises
+    CannotEstimate for a network whose cache is not known, UsageError for heads that `tp` does not divide.
+    """
+    text = text_part(config)
+    kind = str(text.get("model_type") or config.get("model_type"))
+    if kind.startswith(_ENCODERS):
+        return ()
+    if kind.startswith(_PAIRS):
+        raise CannotEstimate(f"The KV cache of a {kind!r} network, an encoder with a decoder, is not known.")
+    try:
+        return tuple(_read(text, kind, element_bytes, tp))
+    except KeyError as missing:
+        raise CannotEstimate(f"The configuration of this {kind} network does not say {missing}.") from None
+    except (TypeError, AttributeError, ZeroDivisionError) as error:
+        raise CannotEstimate(f"The KV cache of this {kind} network cannot be read ({error}).") from None
+    except ValueError as error:
+        raise UsageError(f"--tp {tp}: {error}.") from None
+
+
+def _read(text: Mapping[str, Any], kind: str, element_bytes: float, tp: int) -> list[LayerCache]:
+    words = _layer_words(text, kind)
+    if text.get("kv_lora_rank"):
+        latent = text["kv_lora_rank"] + text["qk_rope_head_dim"]
+        keeping = LayerCache(kind="full", token_bytes=int(latent * element_bytes))  # every rank has all of it
+    else:
+        keeping = LayerCache(kind="full", token_bytes=int(_token_elements(text, tp) * element_bytes))
+    found = []
+    for word in words:
+        if word in _NOTHING_WORDS:
+            continue
+        if word in _STATE_WORDS:
+            found.append(LayerCache(kind="state", state_bytes=_state_bytes(text, kind, word, tp)))
+        elif word in _WINDOW_WORDS:
+            found.append(
+                LayerCache(
+                    kind="window",
+                    token_bytes=int(_token_elements(text, tp) * element_bytes),
+                    window=_window(text),
+                )
+            )
+        elif word in _FULL_WORDS:
+            found.append(_widest(text, keeping, element_bytes, tp))
+        else:
+            raise CannotEstimate(f"The KV cache of a layer of the kind {word!r} is not known.")
+        if word == "hybrid":  # attention and a state side by side
+            found.append(LayerCache(kind="state", state_bytes=_state_bytes(text, kind, "mamba2", tp)))
+    return found
+
+
+def _token_elements(text: Mapping[str, Any], tp: int) -> int:
+    """Return the numbers that a layer of plain attention keeps of a token."""
+    heads = text.get("num_attention_heads") or text["n_head"]
+    kv_heads = text.get("num_key_value_heads") or text.get("num_kv_heads") or heads
+    if text.get("multi_query") and not text.get("new_decoder_architecture"):
+        kv_heads = 1
+    width = text.get("head_dim") or text.get("attention_head_dim")
+    width = width or (text.get("hidden_size") or text["n_embd"]) // heads
+    return int(heads_on_rank(kv_heads, tp) * (width + (text.get("v_head_dim") or width)))
+
+
+def _widest(text: Mapping[str, Any], keeping: LayerCache, element_bytes: float, tp: int) -> LayerCache:
+    """Return a layer with full attention, whose heads are wider in some networks (Gemma 4)."""
+    width = text.get("global_head_dim")
+    if not width:
+        return keeping
+    heads = text.get("num_global_key_value_heads") or text["num_key_value_heads"]
+    return LayerCache(kind="full", token_bytes=int(2 * heads_on_rank(heads, tp) * width * element_bytes))
+
+
+def _window(text: Mapping[str, Any]) -> int:
+    window = text.get("sliding_window") or text.get("attention_chunk_size") or text.get("window_size")
+    if not isinstance(window, int) or window < 1:
+        raise CannotEstimate(f"The configuration has layers with a sliding window of {window!r} tokens.")
+    return window
+
+
+def _layer_words(text: Mapping[str, Any], kind: str) -> Sequence[str]:
+    """Return a word for each layer: that of its list, or what the type's code makes of other fields."""
+    for name in ("layer_types", "layers_block_type", "hybrid_override_pattern"):
+        listed = text.get(name)
+        if isinstance(listed, list | str) and listed:
+            return list(listed)
+    if kind == "gpt2" or "n_layer" in text:
+        layers = text.get("n_layer") or text["num_hidden_layers"]
+    else:
+        layers = text.get("num_hidden_layers") or text["num_layers"]
+    if "attn_layer_period" in text:  # Jamba
+        period, offset = text["attn_layer_period"], text.get("attn_layer_offset", 0)
+        return ["full_attention" if index % period == offset else "mamba" for index in range(layers)]
+    if kind in ("mamba", "mamba2", "falcon_mamba"):
+        return [kind.replace("falcon_", "")] * layers
+    if kind == "falcon_h1":
+        return ["hybrid"] * layers
+    if text.get("full_attention_interval"):  # Qwen3-Next
+        every = text["full_attention_interval"]
+        return ["full_attention" if (index + 1) % every == 0 else "linear_attention" for index in range(layers)]
+    if not text.get("sliding_window") or text.get("use_sliding_window") is False:
+        return ["full_attention"] * layers
+    period = text.get("sliding_window_pattern") or text.get("_sliding_window_pattern") or _known_period(kind)
+    if not isinstance(period, int) or period < 1:
+        return ["sliding_attention"] * layers
+    return ["full_attention" if (index + 1) % period == 0 else "sliding_attention" for index in range(layers)]
+
+
+def _known_period(kind: str) -> int | None:
+    """Return after how many layers one of a type has full attention; None where all are alike."""
+    periods = types_with("layer_period")
+    family = next((name for name in periods if kind == name or kind.startswith((f"{name}_", f"{name}-"))), None)
+    return None if family is None else int(periods[family])
+
+
+def _state_bytes(text: Mapping[str, Any], kind: str, word: str, tp: int) -> int:
+    """Return the bytes of the state that a layer keeps of a request, on one rank."""
+    wide = 4 if text.get("mamba_ssm_dtype") == "float32" else 2
+    hidden = text["hidden_size"]
+    if word in ("conv", "short_conv"):  # LFM2
+        return 2 * (text["conv_L_cache"] - 1) * hidden // tp
+    if word in ("linear_attention", "linear") and "linear_num_value_heads" in text:  # gated delta net (Qwen3-Next)
+        keys = text["linear_key_head_dim"] * text["linear_num_key_heads"]
+        values = text["linear_value_head_dim"] * text["linear_num_value_heads"]
+        before = 2 * (text["linear_conv_kernel_dim"] - 1) * (2 * keys + values) // tp
+        return int(before + wide * values * text["linear_key_head_dim"] // tp)
+    if word in ("linear_attention", "linear"):  # lightning attention (MiniMax)
+        width = text.get("head_dim") or hidden // text["num_attention_heads"]
+        return int(2 * text["num_attention_heads"] // tp * width * width)
+    if word == "mamba" and "mamba_n_heads" not in text and "mamba_num_heads" not in text:  # Mamba 1 (Jamba)
+        inner = text.get("intermediate_size") if kind.endswith("mamba") else None
+        inner = inner or (text.get("mamba_expand") or text.get("expand", 2)) * hidden
+        kernel = text.get("mamba_d_conv") or text.get("conv_kernel", 4)
+        states = text.get("mamba_d_state") or text.get("state_size", 16)
+        return int(2 * inner // tp * (kernel - 1) + wide * inner // tp * states)
+    heads = text.get("mamba_n_heads") or text.get("mamba_num_heads") or text["num_heads"]
+    width = text.get("mamba_d_head") or text.get("mamba_head_dim") or text["head_dim"]
+    states = text.get("mamba_d_state") or text.get("ssm_state_size") or text["state_size"]
+    groups = text.get("mamba_n_groups") or text.get("n_groups") or 1
+    kernel = text.get("mamba_d_conv") or text.get("conv_kernel", 4)
+    if groups % tp:
+        groups = tp
+    before = 2 * (kernel - 1) * (heads * width + 2 * groups * states) // tp
+    return int(before + wide * heads * width * states // tp)

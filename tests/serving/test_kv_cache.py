@@ -1,0 +1,145 @@
+"""Pools of engines: tokens, blocks and concurrency as their start-up logs print them (benchmarks/serving.toml)."""
+
+import pytest
+
+from tonnage.catalog.models import find_model
+from tonnage.errors import CannotEstimate, UsageError
+from tonnage.serving.cache_layers import read_layers
+from tonnage.serving.kv_cache import LayerCache, Request, heads_on_rank, lay_out, split_stages
+from tonnage.units import GIB
+
+
+def layers_of(name, **options):
+    return read_layers(find_model(name).config(), **{"element_bytes": 2, **options})
+
+
+def token_bytes(layers):
+    return sum(layer.token_bytes for layer in layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("llama-2-7b", {}, 524_288),
+        ("llama-3-8b", {}, 131_072),
+        ("qwen3-30b-a3b", {}, 98_304),
+        ("qwen2.5-72b", {"tp": 4}, 81_920),
+        ("deepseek-v2-lite", {}, 31_104),
+        ("deepseek-v2-lite", {"tp": 4}, 31_104),  # every rank keeps the whole latent vector
+        ("llama-3-8b", {"element_bytes": 1}, 65_536),
+        ("qwen2.5-7b", {"tp": 8}, 28 * 2 * 128 * 2),  # four heads for eight ranks: copies
+        ("gpt2", {}, 12 * 2 * 768 * 2),
+    ],
+)
+def test_bytes_of_a_token(name, options, expected):
+    assert token_bytes(layers_of(name, **options)) == expected
+
+
+def test_encoders_keep_nothing():
+    assert layers_of("bert-base") == ()
+    pool = lay_out(()).fill(GIB)
+    assert (pool.blocks, pool.tokens(Request(length=512, batched_tokens=512))) == (0, 0)
+
+
+def test_a_sequence_to_sequence_network_is_refused():
+    with pytest.raises(CannotEstimate, match="an encoder with a decoder"):
+        layers_of("t5-base")
+
+
+def test_a_degree_that_divides_no_heads_is_refused():
+    with pytest.raises(UsageError, match="--tp 3: 8 key and value heads cannot be divided among 3 ranks"):
+        layers_of("llama-3-8b", tp=3)
+    assert [heads_on_rank(4, tp) for tp in (1, 2, 4, 8)] == [4, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "pool_gib", "tokens", "concurrency"),
+    [
+        ("gemma-2-9b", 54.12, 168_880, 20.60),  # 21 layers with a window, 21 without
+        ("gemma-2-27b", 20.59, 58_672, 7.16),
+        ("gemma-2-2b", 66.47, 670_160, 81.73),
+        ("gemma-3-27b", 19.53, 36_560, 4.46),  # 52 and 10: seven groups of ten layers, one of them padded
+        ("gpt-oss-20b", 58.47, 1_277_184, 155.75),
+        ("llama-3.1-8b", 58.11, 476_016, 58.11),
+        ("deepseek-v2-lite", 43.61, 1_505_552, 183.78),
+    ],
+)
+def test_pools_of_vllm_0_19_logs(name, pool_gib, tokens, concurrency):
+    """The logs round the pool to 0.01 GiB."""
+    request = Request(length=8192, batched_tokens=8192)
+    pool = lay_out(layers_of(name)).fill(int(pool_gib * GIB))
+    assert pool.tokens(request) == pytest.approx(tokens, abs=16 + tokens * 0.005 / pool_gib)
+    assert pool.concurrency(request) == pytest.approx(concurrency, abs=0.005 + concurrency * 0.005 / pool_gib)
+
+
+def test_the_longest_request_of_a_log_that_did_not_start():
+    """vllm-project/recipes#12: Qwen3-Coder-480B needs 62.00 GiB for 262,144 tokens, has 48.66, and could 205,728."""
+    config = {"model_type": "qwen3_moe", "num_hidden_layers": 62, "num_attention_heads": 96, "head_dim": 128}
+    layout = lay_out(read_layers({**config, "num_key_value_heads": 8}, element_bytes=2))
+    needed = layout.request_bytes(Request(length=262_144, batched_tokens=8192))
+    assert needed == 62 * GIB
+    assert layout.longest(int(48.66 * GIB), 262_144, 8192) == 205_728
+
+
+def test_the_longest_request_fits_and_one_token_more_does_not():
+    layout = lay_out(layers_of("gemma-3-27b"))
+    longest = layout.longest(10 * GIB, 131_072, 2048)
+    assert 0 < longest < 131_072
+    assert layout.request_bytes(Request(length=longest, batched_tokens=2048)) <= 10 * GIB
+    assert layout.request_bytes(Request(length=longest + 1, batched_tokens=2048)) > 10 * GIB
+    assert layout.longest(1000, 4096, 2048) == 0
+
+
+QWEN3_NEXT = {
+    **{"model_type": "qwen3_next", "num_hidden_layers": 48, "hidden_size": 2048, "num_attention_heads": 16},
+    **{"num_key_value_heads": 2, "head_dim": 256, "full_attention_interval": 4, "linear_num_value_heads": 32},
+    **{"linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128},
+    "linear_conv_kernel_dim": 4,
+}
+
+
+def test_blocks_are_raised_until_a_page_holds_a_state():
+    """Qwen3-Next: vLLM sets blocks of 544 tokens, so that 544 x 2,048 bytes hold a state of 1,097,728."""
+    layers = read_layers(QWEN3_NEXT, element_bytes=2)
+    assert [layer.kind for layer in layers[:4]] == ["state"] * 3 + ["full"]
+    assert layers[0].state_bytes == 1_097_728
+    layout = lay_out(layers)
+    assert layout.block_tokens == 544
+    assert [group.layers for group in layout.groups] == [12, 12, 12, 12]
+    request = Request(length=544 * 10, batched_tokens=2048)
+    assert layout.request_blocks(request) == 10 + 3  # the states take one block each, however long the request
+
+
+def test_states_in_fp32_and_an_fp8_cache():
+    """A start-up log of Qwen3.6-27B: blocks of 1,568 tokens, pages 0.13 % larger than the state."""
+    wide = {**QWEN3_NEXT, "linear_num_value_heads": 48, "mamba_ssm_dtype": "float32", "num_key_value_heads": 4}
+    layers = read_layers(wide, element_bytes=1)
+    layout = lay_out(layers)
+    assert layout.block_tokens == 1568
+    assert layout.page_bytes / layers[0].state_bytes == pytest.approx(1.0013, abs=5e-5)
+
+
+def test_a_network_of_states_alone_holds_requests_of_any_length():
+    mamba = {"model_type": "mamba", "num_hidden_layers": 64, "hidden_size": 2560, "state_size": 16, "expand": 2}
+    layers = read_layers(mamba, element_bytes=2)
+    assert layers[0].state_bytes == 2 * 5120 * 3 + 2 * 5120 * 16
+    pool = lay_out(layers).fill(GIB)
+    short, long = Request(length=100, batched_tokens=100), Request(length=10**6, batched_tokens=100)
+    assert pool.concurrency(short) == pool.concurrency(long) == GIB // (64 * layers[0].state_bytes)
+    assert pool.tokens(long) == pool.blocks * 10**6
+
+
+def test_uneven_groups_are_padded_to_the_commonest_where_that_wastes_less():
+    """gpt-oss with a draft layer: 12 layers with a window and 13 without make two groups of 13."""
+    full = [LayerCache(kind="full", token_bytes=2048)] * 13
+    windowed = [LayerCache(kind="window", token_bytes=2048, window=128)] * 12
+    layout = lay_out([*full, *windowed])
+    assert layout.block_bytes == 13 * 16 * 2048
+    assert [group.layers for group in layout.groups] == [13, 12]
+
+
+def test_pipeline_stages_hold_all_layers_once():
+    assert [len(stage) for stage in split_stages(62, 8)] == [7, 8, 8, 8, 8, 8, 8, 7]
+    assert split_stages(4, 1) == (range(4),)
+    with pytest.raises(ValueError, match="8 pipeline stages for 4 layers"):
+        split_stages(4, 8)
