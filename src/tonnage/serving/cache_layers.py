@@ -1,4 +1,4 @@
-"""What each layer of a network keeps of a request, read from its Hugging Face configuration."""
+"""Memory that each layer of a network keeps of a request, read from its Hugging Face configuration."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -48,11 +48,6 @@ def read_layers(config: Mapping[str, Any], *, element_bytes: float, tp: int = 1)
 
 def _read(text: Mapping[str, Any], kind: str, element_bytes: float, tp: int) -> list[LayerCache]:
     words = _layer_words(text, kind)
-    if text.get("kv_lora_rank"):
-        latent = text["kv_lora_rank"] + text["qk_rope_head_dim"]
-        keeping = LayerCache(kind="full", token_bytes=int(latent * element_bytes))  # every rank has all of it
-    else:
-        keeping = LayerCache(kind="full", token_bytes=int(_token_elements(text, tp) * element_bytes))
     found = []
     for word in words:
         if word in _NOTHING_WORDS:
@@ -68,7 +63,7 @@ def _read(text: Mapping[str, Any], kind: str, element_bytes: float, tp: int) -> 
                 )
             )
         elif word in _FULL_WORDS:
-            found.append(_widest(text, keeping, element_bytes, tp))
+            found.append(_full_layer(text, element_bytes, tp))
         else:
             raise CannotEstimate(f"The KV cache of a layer of the kind {word!r} is not known.")
         if word == "hybrid":  # attention and a state side by side
@@ -87,13 +82,20 @@ def _token_elements(text: Mapping[str, Any], tp: int) -> int:
     return int(heads_on_rank(kv_heads, tp) * (width + (text.get("v_head_dim") or width)))
 
 
-def _widest(text: Mapping[str, Any], keeping: LayerCache, element_bytes: float, tp: int) -> LayerCache:
-    """Return a layer with full attention, whose heads are wider in some networks (Gemma 4)."""
+def _full_layer(text: Mapping[str, Any], element_bytes: float, tp: int) -> LayerCache:
+    """Return a layer that keeps all tokens: a latent vector on every rank, or the keys and values of its heads.
+
+    In some networks (Gemma 4) the heads of such layers are wider than those with a window.
+    """
     width = text.get("global_head_dim")
-    if not width:
-        return keeping
-    heads = text.get("num_global_key_value_heads") or text["num_key_value_heads"]
-    return LayerCache(kind="full", token_bytes=int(2 * heads_on_rank(heads, tp) * width * element_bytes))
+    if text.get("kv_lora_rank"):
+        elements = text["kv_lora_rank"] + text["qk_rope_head_dim"]
+    elif width:
+        heads = text.get("num_global_key_value_heads") or text["num_key_value_heads"]
+        elements = 2 * heads_on_rank(heads, tp) * width
+    else:
+        elements = _token_elements(text, tp)
+    return LayerCache(kind="full", token_bytes=int(elements * element_bytes))
 
 
 def _window(text: Mapping[str, Any]) -> int:
