@@ -170,6 +170,17 @@ def _from_hub(name: str, offline: bool) -> ModelRef:
     return _make_reference(name, read_config(Path(file)), f"https://huggingface.co/{name}")
 
 
+def find_config_file(model: str) -> Path | None:
+    """Return the config.json of a folder, of a file, or of a cached Hub repository; None for another model."""
+    path = _find_path(model)
+    if path is not None:
+        return path / "config.json" if path.is_dir() else path
+    if not _HUB_ID.fullmatch(model) or model.endswith(".json"):
+        return None
+    cached = _find_cached(model)
+    return None if cached is None else Path(cached)
+
+
 def _find_cached(name: str) -> str | None:
     from huggingface_hub import errors, hf_hub_download
 

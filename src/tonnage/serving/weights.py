@@ -79,6 +79,7 @@ def list_weights(
     shape: Shape,
     *,
     tp: int = 1,
+    expert_tp: int | None = None,
     ep: int = 1,
     layers: range | None = None,
     positions: int = 0,
@@ -87,12 +88,13 @@ def list_weights(
 ) -> tuple[Weight, ...]:
     """Return the matrices of one rank, for the layers of its pipeline stage (default: all of them).
 
-    `positions` are the rows of the table of rotations; `ep` ranks divide whole experts.  Raises ValueError for a
-    degree that the network's heads cannot be divided by.
+    `positions` are the rows of the table of rotations.  `ep` ranks divide whole experts, or `expert_tp` (default:
+    `tp`) parts of each.  Raises ValueError for a degree that the network's heads cannot be divided by.
     """
     stage = range(shape.layers) if layers is None else layers
     is_first, is_last = stage.start == 0, stage.stop == shape.layers
-    found = [*_attention(shape, tp, len(stage)), *_feed_forward(shape, tp, ep, stage, padded_experts)]
+    found = list(_attention(shape, tp, len(stage)))
+    found += _feed_forward(shape, tp, expert_tp or tp, ep, stage, padded_experts)
     small = len(stage) * (shape.norm_parameters + _bias_elements(shape))
     vocab = ceil(ceil(shape.vocab / _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE / tp)
     if is_first or (is_last and shape.tied):
@@ -131,7 +133,7 @@ def _attention(shape: Shape, tp: int, layers: int) -> Iterator[Weight]:
     yield Weight(name="output", rows=h, columns=queries * shape.value_dim, count=layers)
 
 
-def _feed_forward(shape: Shape, tp: int, ep: int, stage: range, padded: bool) -> Iterator[Weight]:
+def _feed_forward(shape: Shape, tp: int, expert_tp: int, ep: int, stage: range, padded: bool) -> Iterator[Weight]:
     h, matrices = shape.hidden, 2 if shape.gated else 1
     dense = sum(index < shape.dense_layers for index in stage) if shape.experts else len(stage)
     if dense and shape.intermediate:
@@ -142,7 +144,9 @@ def _feed_forward(shape: Shape, tp: int, ep: int, stage: range, padded: bool) ->
     if not shape.experts or not routed:
         return
     experts = _divide(shape.experts, ep, "experts")
-    inner = shape.expert_intermediate if ep > 1 else _divide(shape.expert_intermediate, tp, "experts' inner width")
+    inner = shape.expert_intermediate
+    if ep == 1:
+        inner = _divide(inner, expert_tp, "experts' inner width")
     if padded:
         inner = ceil(inner / _EXPERT_MULTIPLE) * _EXPERT_MULTIPLE
     yield Weight(name="experts up", rows=matrices * inner, columns=h, stacked=experts, count=routed, kind="expert")

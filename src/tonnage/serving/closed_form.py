@@ -1,0 +1,318 @@
+"""The start of an engine in closed form: whether it gets ready, and how much KV cache it holds.
+
+answer = estimate_serving(read_network("llama-3.1-8b"), ServeSettings(max_len=8192), cluster)
+answer.serving.kv_cache_tokens, answer.serving.starts
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tonnage.cluster import Cluster
+from tonnage.errors import CannotEstimate, UsageError
+from tonnage.serving.answer import Serving
+from tonnage.serving.cache_layers import read_layers
+from tonnage.serving.facts import Interval, graphs, outside_torch, sglang_facts, vllm_facts
+from tonnage.serving.kv_cache import Layout, Pool, Request, lay_out, split_stages
+from tonnage.serving.network import ServedNetwork
+from tonnage.serving.profile import ProfilePeak, cublas_workspace_bytes, profile_peak
+from tonnage.serving.settings import FullSettings, ServeSettings, complete
+from tonnage.serving.stored_weights import stored_bytes
+from tonnage.serving.weights import list_weights
+from tonnage.units import GIB, format_gib
+
+SOURCE: Final = "closed form"
+"""Value of `Serving.engine` for an answer of this module."""
+
+_CAPTURED_MOST: Final = 512
+"""Largest batch of which vLLM captures a graph."""
+
+_PROFILE_INTERVAL: Final = (0.98, 1.05)
+"""Peak of a log / that of the formula, for networks of text."""
+_TOWER_INTERVAL: Final = (1.0, 1.4)
+"""The same for networks with images, whose encoder is profiled too and has no formula here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMemory:
+    """Memory of one rank, the worst of its pipeline stage."""
+
+    stage: int
+    weights_bytes: int
+    profile: ProfilePeak
+    outside: Interval
+    graphs: Interval
+    layout: Layout
+    pool_bytes: int
+    """Bytes for the pool; negative where there is no room."""
+    low_pool_bytes: int
+    high_pool_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingEstimate:
+    """An answer with what it rests on."""
+
+    serving: Serving
+    network: ServedNetwork
+    settings: FullSettings
+    cluster: Cluster
+    worst: StageMemory
+    """The stage with the fewest blocks."""
+    request_bytes: int
+    """Pool that one request of the maximal length needs."""
+    longest: int
+    """Longest request that the pool holds."""
+    weights_by_part: dict[str, int]
+    """Bytes of the weights of the worst stage by role."""
+    modelled: tuple[str, ...]
+    assumed: tuple[str, ...]
+
+    @property
+    def starts(self) -> bool:
+        """Return True if the engine gets ready."""
+        return self.serving.starts
+
+    @property
+    def request(self) -> Request:
+        """Return a request of the maximal length."""
+        return _request(self.settings)
+
+    @property
+    def pool(self) -> Pool:
+        """Return the pool."""
+        return self.worst.layout.fill(self.worst.pool_bytes)
+
+
+def estimate_serving(network: ServedNetwork, settings: ServeSettings, cluster: Cluster) -> ServingEstimate:
+    """Return whether the engine starts, and what it holds.
+
+    Raises UsageError for settings that cannot be, CannotEstimate for a network that is not known.
+    """
+    full = complete(settings, network, cluster)
+    text_layers = read_layers(network.config, element_bytes=full.kv_element_bytes, tp=settings.tp)
+    stages = _stages(network, len(text_layers), settings)
+    memories = [_stage_memory(index, stages, network, full, text_layers) for index in range(len(stages))]
+    request = _request(full)
+    worst = min(memories, key=lambda memory: memory.layout.fill(memory.pool_bytes).blocks)
+    needed = max(memory.layout.request_bytes(request) for memory in memories)
+    longest = min(
+        memory.layout.longest(memory.pool_bytes, full.max_len, request.batched_tokens) for memory in memories
+    )
+    error = _why_not(full, worst, needed, longest)
+    return ServingEstimate(
+        serving=_answer(full, worst, request, error),
+        network=network,
+        settings=full,
+        cluster=cluster,
+        worst=worst,
+        request_bytes=needed,
+        longest=longest,
+        weights_by_part=_by_part(network, full, stages[worst.stage]),
+        modelled=_modelled(full),
+        assumed=_assumed(network, full, cluster),
+    )
+
+
+def _request(full: FullSettings) -> Request:
+    steps = vllm_facts(full.engine.version).steps_in_flight if full.engine.name == "vllm" else 1
+    return Request(length=full.max_len, batched_tokens=steps * full.max_batched_tokens)
+
+
+def _stages(network: ServedNetwork, cached_layers: int, settings: ServeSettings) -> tuple[range, ...]:
+    layers = network.shape.layers if network.shape is not None else cached_layers
+    try:
+        return split_stages(layers, settings.pp)
+    except ValueError as error:
+        raise UsageError(f"--pp {settings.pp}: {error}.") from None
+
+
+def _stage_memory(
+    index: int,
+    stages: tuple[range, ...],
+    network: ServedNetwork,
+    full: FullSettings,
+    layers: tuple,  # type: ignore[type-arg]
+) -> StageMemory:
+    stage, stated = stages[index], full.stated
+    weights = sum(_by_part(network, full, stage).values())
+    facts = vllm_facts(full.engine.version if full.engine.name == "vllm" else (0, 21))
+    shape = network.shape
+    if shape is None:
+        raise CannotEstimate(
+            f"The layers of a {network.config.get('model_type')!r} network are not known, so neither is the peak of "
+            "a step; run its engine: tonnage dry-run --gpu NAME -- vllm serve MODEL."
+        )
+    samples = index == len(stages) - 1
+    profile = profile_peak(
+        shape,
+        tokens=full.max_batched_tokens,
+        sequences=full.max_seqs,
+        device=full.device,
+        facts=facts,
+        quantization=full.quantization,
+        tp=stated.tp,
+        ep=stated.ep,
+        samples=samples,
+        staged=len(stages) > 1,
+        towers=network.has_towers,
+    )
+    outside = outside_torch(full.engine.version, full.device, tp=stated.tp, pp=stated.pp)
+    none = Interval(low_bytes=0, bytes=0, high_bytes=0)
+    captured = none if stated.eager else graphs(len(stage), has_experts=shape.experts > 0, sizes=_captured(full))
+    block_layers = layers[stage.start : stage.stop] if len(layers) == shape.layers else layers
+    layout = lay_out(block_layers, stated.block_tokens)
+    low, pool, high = _pool_bytes(full, weights, profile, outside, captured, network)
+    return StageMemory(
+        stage=index,
+        weights_bytes=weights,
+        profile=profile,
+        outside=outside,
+        graphs=captured,
+        layout=layout,
+        pool_bytes=pool,
+        low_pool_bytes=low,
+        high_pool_bytes=high,
+    )
+
+
+def _by_part(network: ServedNetwork, full: FullSettings, stage: range) -> dict[str, int]:
+    """Return the bytes of the weights of one rank of a stage by role."""
+    stated = full.stated
+    ep = full.expert_ranks if stated.ep > 1 else 1
+    if network.stored:
+        return stored_bytes(network.stored, full.quantization, network.published, tp=stated.tp, stage=stage)
+    if network.shape is None or network.tower_elements is None:
+        raise CannotEstimate(
+            f"The weights of a {network.config.get('model_type')!r} network are not known; give its folder with "
+            "safetensors files."
+        )
+    tp = stated.tp * (stated.dp if network.shape.experts and stated.ep == 1 else 1)
+    try:
+        weights = list_weights(
+            network.shape,
+            tp=stated.tp,
+            expert_tp=tp,
+            ep=ep,
+            layers=stage,
+            positions=network.rotary_positions if full.engine.name == "vllm" else 0,
+            rotary_tables=network.rotary_tables,
+            padded_experts=full.quantization.name == "mxfp4",
+        )
+    except ValueError as error:
+        raise UsageError(f"--tp {stated.tp}: {error}.") from None
+    parts: dict[str, int] = {}
+    for weight in weights:
+        parts[weight.name] = parts.get(weight.name, 0) + weight.bytes(full.quantization)
+    if network.tower_elements and stage.start == 0:
+        parts["towers"] = 2 * network.tower_elements  # vLLM leaves them whole where their heads do not divide
+    return parts
+
+
+def _captured(full: FullSettings) -> float:
+    """Return the part of the graphs' sizes that is captured: up to twice the sequences, at most 512."""
+    most = min(2 * full.max_seqs, _CAPTURED_MOST)
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, _CAPTURED_MOST + 1, 16)]
+    return sum(size <= most for size in sizes) / len(sizes)
+
+
+def _pool_bytes(
+    full: FullSettings,
+    weights: int,
+    profile: ProfilePeak,
+    outside: Interval,
+    captured: Interval,
+    network: ServedNetwork,
+) -> tuple[int, int, int]:
+    """Return the bytes of the pool with its interval: low, typical, high."""
+    device = full.device
+    least, most = _TOWER_INTERVAL if network.has_towers else _PROFILE_INTERVAL
+    if full.engine.name == "vllm":
+        budget = int(device.capacity_bytes * full.utilization)
+        applied = (
+            captured
+            if vllm_facts(full.engine.version).graphs_in_budget
+            else replace(captured, low_bytes=0, bytes=0, high_bytes=0)
+        )
+        typical = budget - weights - profile.bytes - outside.bytes - applied.bytes
+        low = budget - weights - int(profile.bytes * most) - outside.high_bytes - applied.high_bytes
+        high = budget - weights - int(profile.bytes * least) - outside.low_bytes - applied.low_bytes
+        return low, typical, high
+    free = device.capacity_bytes - device.context_bytes - weights - outside.bytes
+    if full.engine.name == "sglang":
+        typical = free - int((device.capacity_bytes - device.context_bytes) * (1 - full.utilization))
+        margin = int(abs(typical) * sglang_facts()["interval"])
+        return typical - margin, typical, typical + margin
+    typical = int((free - cublas_workspace_bytes(device)) * full.utilization)
+    return typical - GIB, typical, typical + GIB // 2
+
+
+def _why_not(full: FullSettings, worst: StageMemory, needed: int, longest: int) -> str | None:
+    """Return why the engine does not start; None if it does."""
+    device = full.device
+    free = device.capacity_bytes - device.context_bytes
+    if full.engine.name == "vllm" and device.capacity_bytes * full.utilization > free:
+        return (
+            f"at the start {format_gib(free)} of {format_gib(device.capacity_bytes)} are free, less than "
+            f"gpu-memory-utilization {full.utilization:g} asks for"
+        )
+    if worst.weights_bytes > free:
+        return f"the weights take {format_gib(worst.weights_bytes)} of {format_gib(free)}"
+    if worst.pool_bytes <= 0:
+        return (
+            f"no memory is left for the KV cache: {format_gib(-worst.pool_bytes)} too little after weights of "
+            f"{format_gib(worst.weights_bytes)} and a step's peak of {format_gib(worst.profile.bytes)}"
+        )
+    if needed > worst.pool_bytes:
+        return (
+            f"one request of {full.max_len:,} tokens needs {format_gib(needed)} of KV cache, and "
+            f"{format_gib(worst.pool_bytes)} are available; the longest that fits has {longest:,} tokens"
+        )
+    return None
+
+
+def _answer(full: FullSettings, worst: StageMemory, request: Request, error: str | None) -> Serving:
+    facts = vllm_facts(full.engine.version)
+    by_concurrency = full.engine.name == "vllm" and facts.tokens_by_concurrency
+
+    def tokens(pool_bytes: int) -> int:
+        return worst.layout.fill(pool_bytes).tokens(request, by_concurrency=by_concurrency)
+
+    pool = worst.layout.fill(worst.pool_bytes)
+    concurrency = pool.concurrency(request)
+    return Serving(
+        engine=f"{SOURCE} of {full.engine}",
+        starts=error is None,
+        error=error,
+        weights_bytes=worst.weights_bytes,
+        activation_bytes=worst.profile.bytes,
+        graphs_bytes=worst.graphs.bytes,
+        outside_torch_bytes=worst.outside.bytes + full.device.context_bytes,
+        kv_cache_bytes=max(0, worst.pool_bytes),
+        kv_cache_tokens=tokens(worst.pool_bytes),
+        block_tokens=worst.layout.block_tokens or None,
+        blocks=pool.blocks,
+        concurrency=None if concurrency == float("inf") else concurrency,
+        max_len=full.max_len,
+        low_tokens=tokens(worst.low_pool_bytes),
+        high_tokens=tokens(worst.high_pool_bytes),
+    )
+
+
+def _modelled(full: FullSettings) -> tuple[str, ...]:
+    facts = vllm_facts(full.engine.version)
+    return (
+        "weights: the network's matrices, merged and divided as the engine does, in blocks of torch's allocator",
+        f"peak of a step: the tensors of vLLM's profile run, as of {facts.since}",
+        "memory outside torch's allocator, graphs: start-up logs (catalog/serving.toml)",
+    )
+
+
+def _assumed(network: ServedNetwork, full: FullSettings, cluster: Cluster) -> tuple[str, ...]:
+    found = list(cluster.device.assumed)
+    if network.has_towers:
+        found.append("the peak of the image encoder is not modelled; the interval allows 40 % of a step's peak")
+    if full.engine.name != "vllm":
+        found.append(f"{full.engine.name} reserves memory by a rule; the peak of a step is not checked against it")
+    if full.stated.eager is False and full.engine.name == "vllm":
+        found.append("a warm compile cache; a cold one leaves about 0.5 GiB less")
+    return tuple(found)

@@ -1,0 +1,146 @@
+"""Facts about engines by version, from catalog/serving.toml."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+from tonnage.cluster import Device
+from tonnage.errors import UsageError
+from tonnage.units import GIB
+
+ENGINES: Final = ("vllm", "sglang", "transformers")
+"""Engines whose memory is known in closed form."""
+
+USUAL_VERSIONS: Final[Mapping[str, str]] = {"vllm": "0.33.0", "sglang": "0.5.23", "transformers": "5.23.0"}
+"""Version that is assumed where none is named."""
+
+_VERSION = re.compile(r"v?([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})(?:[.+-]?[a-z0-9.]*)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """An engine with its version."""
+
+    name: str
+    """One of ENGINES."""
+    version: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} {'.'.join(map(str, self.version))}"
+
+
+def parse_engine(text: str) -> Engine:
+    """Return the engine that `vllm`, `vllm@0.19.0` or `vllm==0.19.0` names.  Raises UsageError."""
+    name, _, version = text.strip().lower().replace("==", "@").partition("@")
+    if name not in ENGINES:
+        raise UsageError(f"Unknown engine {text!r} to serve with; possible: {', '.join(ENGINES)} (also @VERSION).")
+    version = version or USUAL_VERSIONS[name]
+    matched = _VERSION.fullmatch(version)
+    if matched is None:
+        raise UsageError(f"{version!r} is no version of {name}; write {name}@{USUAL_VERSIONS[name]}.")
+    return Engine(name=name, version=tuple(map(int, matched[1].split("."))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A size with its interval."""
+
+    low_bytes: int
+    bytes: int
+    high_bytes: int
+
+    def __add__(self, other: "Interval") -> "Interval":
+        return Interval(
+            low_bytes=self.low_bytes + other.low_bytes,
+            bytes=self.bytes + other.bytes,
+            high_bytes=self.high_bytes + other.high_bytes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmFacts:
+    """Behaviour of a version of vLLM."""
+
+    since: str
+    utilization: float
+    """Part of the card that it takes by default."""
+    sampler_bytes: int
+    """Bytes of the sampler for each sequence and word, beside the logits."""
+    sampler_rows: bool
+    """True if it keeps an fp32 row of words for each multiprocessor."""
+    kept_bytes: float = 0.0
+    """Bytes of the state of the sampler for each sequence and word, kept for good."""
+    keeps_stream: bool = False
+    """True if a buffer of the residual stream of a step is kept for good."""
+    counts_workspace: bool = True
+    """True if cuBLAS's workspace is created after the first look at the card."""
+    graphs_in_budget: bool
+    """True if graphs are estimated and taken from the pool."""
+    tokens_by_concurrency: bool
+    """True if the tokens of the pool are printed as concurrency times length."""
+    steps_in_flight: int
+    """Steps that may hold blocks at once."""
+    source: tuple[str, ...]
+
+
+def vllm_facts(version: tuple[int, ...]) -> VllmFacts:
+    """Return the facts of the newest entry that is not newer than this version (the oldest, for one before)."""
+    entry = _newest(_tables()["vllm"], version)
+    return VllmFacts(**entry | {"source": tuple(entry["source"])})
+
+
+def outside_torch(version: tuple[int, ...], device: Device, *, tp: int, pp: int) -> Interval:
+    """Return the growth of memory outside torch's allocator until an engine has profiled its network."""
+    if tp > 1:
+        is_linked = device.nvlink_bytes_per_second is not None and not device.nvlink_bridged
+        entries = [entry for entry in _tables()["outside_ranks"] if entry["nvlink"] == is_linked]
+    elif pp > 1:
+        entries = _tables()["outside_stages"]
+    else:
+        entries = [entry for entry in _tables()["outside"] if _numbers(entry["capability"]) <= device.capability]
+    return _interval(_newest(entries, version))
+
+
+def graphs(layers: int, *, has_experts: bool, sizes: float = 1.0) -> Interval:
+    """Return the memory of captured CUDA graphs; `sizes` is the part of all batch sizes that are captured."""
+    facts = _tables()["graphs"]
+    typical = facts["fixed_gib"] + facts["layer_gib"] * layers + facts["experts_gib"] * has_experts
+    low, high = typical * facts["low"], typical * facts["high"]
+    return Interval(
+        low_bytes=int(sizes * low * GIB), bytes=int(sizes * typical * GIB), high_bytes=int(sizes * high * GIB)
+    )
+
+
+def sglang_facts() -> Mapping[str, Any]:
+    """Return the numbers by which SGLang reserves memory."""
+    facts: Mapping[str, Any] = _tables()["sglang"]
+    return facts
+
+
+def published_quantization(name: str) -> str:
+    """Return the format in which a catalog model is published; `none` where it is 16 bits."""
+    return str(_tables()["published"].get(name, "none"))
+
+
+def _newest(entries: list[dict[str, Any]], version: tuple[int, ...]) -> dict[str, Any]:
+    """Return the newest entry that is not newer than a version; the oldest, for one before."""
+    whole = (*version, 0, 0)
+    return ([entry for entry in entries if _numbers(entry["since"]) <= whole] or entries[:1])[-1]
+
+
+def _interval(entry: Mapping[str, Any]) -> Interval:
+    low, typical, high = (int(entry[f"{name}_gib"] * GIB) for name in ("low", "typical", "high"))
+    return Interval(low_bytes=low, bytes=typical, high_bytes=high)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+@cache
+def _tables() -> Mapping[str, Any]:
+    return tomllib.loads((files("tonnage") / "catalog" / "serving.toml").read_text(encoding="utf-8"))

@@ -1,0 +1,118 @@
+"""A network to be served: its dimensions, the format of its weights, the tensors of its folder if there is one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from tonnage.catalog.configurations import find_config_file, read_config, resolve
+from tonnage.catalog.models import find_model
+from tonnage.errors import CannotEstimate, UnknownNetwork
+from tonnage.job import Job
+from tonnage.model import ModelRef
+from tonnage.serving.facts import published_quantization
+from tonnage.serving.quantization import NONE, Quantization, find_quantization, read_quantization
+from tonnage.serving.safetensors import StoredTensor, read_folder
+from tonnage.timing.kinds import read_shape
+from tonnage.timing.shape import Shape
+from tonnage.timing.stacks import read_stacks
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedNetwork:
+    """A network, and what its publisher made of its weights."""
+
+    name: str
+    """The catalog's name, or the folder's."""
+    model: str
+    """The model as the user wrote it."""
+    config: Mapping[str, Any]
+    """Hugging Face configuration."""
+    shape: Shape | None
+    """Dimensions of the layers for text; None for a kind that is not known."""
+    tower_elements: int | None
+    """Weights of towers for images or sounds; None where they are not known."""
+    max_positions: int | None
+    """Longest request that the configuration allows."""
+    published: Quantization
+    """Format of the published weights."""
+    stored: tuple[StoredTensor, ...] = ()
+    """Tensors of the folder's safetensors files; empty without a folder."""
+
+    @property
+    def has_towers(self) -> bool:
+        """Return True if images or sounds enter the network too."""
+        return bool(self.tower_elements) or any(name in self.config for name in _TOWERS)
+
+    @property
+    def rotary_positions(self) -> int:
+        """Return the rows of the table of rotations, which scaled rotations make longer."""
+        text = self._text
+        scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+        original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
+        kind = scaling.get("rope_type") or scaling.get("type")
+        if kind == "yarn" and isinstance(original, int) and isinstance(factor, int | float):
+            return int(original * factor)
+        return self.max_positions or 0
+
+    @property
+    def rotary_tables(self) -> int:
+        """Return how many tables of rotations there are: two where layers with a window rotate otherwise."""
+        return 2 if self._text.get("rope_local_base_freq") else 1
+
+    @property
+    def _text(self) -> Mapping[str, Any]:
+        return ModelRef(name="", kind="config", config=dict(self.config)).text
+
+
+_TOWERS: Final = ("vision_config", "audio_config", "visual")
+
+
+def read_network(model: str, *, offline: bool = False) -> ServedNetwork:
+    """Return the network that MODEL names.  Raises UnknownModel, UnreadableModel, CannotEstimate."""
+    reference = resolve(model, offline=offline)
+    if reference.kind == "factory":
+        raise CannotEstimate(
+            f"{model} is a factory; engines serve models with a config.json: give its folder or file."
+        )
+    known = find_model(model)
+    published = NONE if known is None else find_quantization(published_quantization(known.id))
+    file = find_config_file(model)
+    stored: tuple[StoredTensor, ...] = ()
+    if known is None and file is not None:
+        stated = read_config(file).get("quantization_config")
+        published = read_quantization(stated) if isinstance(stated, dict) else NONE
+        if Path(model).is_dir():
+            stored = read_folder(Path(model))
+    return make_network(reference, model, published, stored)
+
+
+def make_network(
+    reference: ModelRef, model: str, published: Quantization = NONE, stored: tuple[StoredTensor, ...] = ()
+) -> ServedNetwork:
+    """Return the network of a configuration, as the user named it `model`."""
+    shape, towers = _dimensions(reference)
+    return ServedNetwork(
+        name=reference.name,
+        model=model,
+        config=reference.config,
+        shape=shape,
+        tower_elements=towers,
+        max_positions=reference.positions,
+        published=published,
+        stored=stored,
+    )
+
+
+def _dimensions(reference: ModelRef) -> tuple[Shape | None, int | None]:
+    """Return the Shape of the layers for text, and the weights of all others; None for what is not known."""
+    try:
+        stacks = read_stacks(Job(model=reference))
+        return replace(stacks[-1].shape, unmeasured=""), sum(stack.shape.parameters for stack in stacks[:-1])
+    except UnknownNetwork:
+        pass
+    text = {"tie_word_embeddings": reference.config.get("tie_word_embeddings", False), **reference.text}
+    try:
+        return replace(read_shape(text), unmeasured=""), None
+    except UnknownNetwork:
+        return None, None

@@ -1,0 +1,106 @@
+"""Peak of an engine's profile run above the weights: the forward pass of a full step, or the sampler after it.
+
+vLLM runs one step of `max_num_batched_tokens` tokens and samples for `max_num_seqs` requests before it sizes the KV
+cache.  The terms below are the tensors that are alive then, counted from its code.  They meet the peaks of 45 logs of
+0.19.0 and 13 older ones to about 0.01 GiB, and those of 0.33.0 on the ghost to 0.03 (docs/reference/serving.md).
+Letters: T tokens of a step, S sequences, h width, f inner width, V words.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from tonnage.cluster import Device
+from tonnage.serving.facts import VllmFacts
+from tonnage.serving.quantization import Quantization
+from tonnage.timing.shape import Shape
+from tonnage.units import KIB, MIB
+
+_FORWARD_STREAMS: Final = 3.75
+"""Tensors of T x h that are alive beside the inner ones at the peak of the compiled forward pass: residual, output,
+and rests in the allocator's segments.  Two logs whose peak is the forward pass (CodeLlama-7b, Granite-3.1-8b)."""
+
+_HOPPER: Final = (9, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilePeak:
+    """Peak of the profile run on one rank."""
+
+    forward_bytes: int
+    """Peak of the forward pass."""
+    sampler_bytes: int
+    """Peak of the sampler; 0 on a stage that does not sample."""
+
+    @property
+    def bytes(self) -> int:
+        """Return the higher of the two."""
+        return max(self.forward_bytes, self.sampler_bytes)
+
+
+def cublas_workspace_bytes(device: Device) -> int:
+    """Return torch's workspace for cuBLAS: 32 MiB from Hopper on, before 8.125 MiB (its CUDABlas.cpp)."""
+    return 32 * MIB if device.capability >= _HOPPER else 2 * 4096 * KIB + 8 * 16 * KIB
+
+
+def profile_peak(
+    shape: Shape,
+    *,
+    tokens: int,
+    sequences: int,
+    device: Device,
+    facts: VllmFacts,
+    quantization: Quantization,
+    tp: int = 1,
+    ep: int = 1,
+    samples: bool = True,
+    staged: bool = False,
+    towers: bool = False,
+    element_bytes: int = 2,
+) -> ProfilePeak:
+    """Return the peak of a profile run; `staged`: the rank is one of several pipeline stages.
+
+    `towers`: the network takes embeddings of images in place of words, for which vLLM keeps a buffer.
+    """
+    h = shape.hidden
+    lasting = _expert_workspace_bytes(shape, tokens, quantization, tp, ep)
+    lasting += cublas_workspace_bytes(device) if facts.counts_workspace else 0
+    lasting += tokens * h * element_bytes * (towers + facts.keeps_stream)
+    lasting += int(sequences * shape.vocab * facts.kept_bytes) if samples else 0
+    inner = _inner_elements(shape, tp) * element_bytes
+    if quantization.activation_bytes < element_bytes and quantization.bits < 16:
+        inner += _down_elements(shape, tp) * quantization.activation_bytes  # the quantized input of a product
+    forward = int(tokens * (inner + _FORWARD_STREAMS * h * element_bytes))
+    if staged and not samples:
+        forward += 2 * tokens * h * element_bytes  # what the next stage gets: the stream and its residual
+    if not samples:
+        return ProfilePeak(forward_bytes=lasting + forward, sampler_bytes=0)
+    rows = min(sequences, tokens)
+    word_bytes = element_bytes + facts.sampler_bytes
+    sampler = (tokens + 2 * rows) * h * element_bytes + rows * shape.vocab * word_bytes
+    if facts.sampler_rows:
+        sampler += device.sms * shape.vocab * 4
+    return ProfilePeak(forward_bytes=lasting + forward, sampler_bytes=lasting + sampler)
+
+
+def _down_elements(shape: Shape, tp: int) -> float:
+    """Return the inner elements of a token in the widest dense layer."""
+    if shape.experts and not shape.dense_layers:
+        return shape.shared_intermediate / tp
+    return shape.intermediate / tp
+
+
+def _inner_elements(shape: Shape, tp: int) -> float:
+    """Return the elements of a token inside a feed-forward network at its peak: both halves, and their product."""
+    return _down_elements(shape, tp) * (3 if shape.gated else 2)
+
+
+def _expert_workspace_bytes(shape: Shape, tokens: int, quantization: Quantization, tp: int, ep: int) -> int:
+    """Return the two buffers that vLLM's fused experts keep for good, for all copies of the tokens of a step.
+
+    MXFP4's kernels keep none.
+    """
+    if not shape.experts or quantization.experts_only:
+        return 0
+    inner = shape.expert_intermediate if ep > 1 else shape.expert_intermediate // tp
+    wide = inner * (2 if shape.gated else 1)
+    return tokens * shape.experts_per_token * (max(inner, shape.hidden) + max(wide, shape.hidden)) * 2

@@ -1,0 +1,189 @@
+"""Settings of an inference engine, with the engine's own defaults where a user states none."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from tonnage.cluster import CPU, Cluster, Device
+from tonnage.errors import CannotEstimate, UsageError
+from tonnage.options import check_number, is_number, spell_option
+from tonnage.serving.facts import ENGINES, Engine, parse_engine, sglang_facts, vllm_facts
+from tonnage.serving.kv_cache import BLOCK_TOKENS
+from tonnage.serving.network import ServedNetwork
+from tonnage.serving.quantization import Quantization, find_quantization
+from tonnage.units import GIB
+
+KV_DTYPES: Final = {"auto": 2.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0}
+"""Bytes of an element of keys and values."""
+
+_BIG_CARD_BYTES: Final = 70 * GIB
+"""From this memory on (but for A100s) vLLM serves 1,024 sequences and 8,192 tokens a step, below 256 and 2,048
+(`get_batch_defaults` of vllm/engine/arg_utils.py, 0.11 to 0.33)."""
+
+_USUAL_MAX_LEN: Final = 4096
+"""Longest request of a network whose configuration states none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings:
+    """Settings as a user states them; None: the engine's default."""
+
+    max_len: int | None = None
+    """Longest request, prompt and answer together."""
+    max_seqs: int | None = None
+    """Requests that run together at most."""
+    max_batched_tokens: int | None = None
+    """Tokens of one step at most."""
+    gpu_memory_utilization: float | None = None
+    """Part of the card that the engine takes (SGLang: `--mem-fraction-static`)."""
+    kv_dtype: str = "auto"
+    """Dtype of keys and values: one of KV_DTYPES."""
+    quantization: str | None = None
+    """Format of the weights; None: as published."""
+    tp: int = 1
+    """Ranks that share each matrix."""
+    pp: int = 1
+    """Pipeline stages."""
+    dp: int = 1
+    """Replicas."""
+    ep: int = 1
+    """Ranks that have whole experts: 1, or all of them."""
+    engine: str = "vllm"
+    """Engine, also with `@VERSION`."""
+    block_tokens: int = BLOCK_TOKENS
+    """Tokens of a block of the pool."""
+    eager: bool = False
+    """True if no CUDA graphs are captured."""
+
+    def changed(self, **changes: Any) -> "ServeSettings":
+        """Return a copy with other values."""
+        return replace(self, **changes)
+
+    def stated(self) -> dict[str, Any]:
+        """Return the settings that differ from the defaults, by name."""
+        return {
+            item.name: getattr(self, item.name) for item in fields(self) if getattr(self, item.name) != item.default
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullSettings:
+    """Settings with every value, for one network on one cluster."""
+
+    stated: ServeSettings
+    engine: Engine
+    device: Device
+    max_len: int
+    max_seqs: int
+    max_batched_tokens: int
+    utilization: float
+    kv_element_bytes: float
+    quantization: Quantization
+
+    @property
+    def ranks(self) -> int:
+        """Return the GPUs of one replica."""
+        return self.stated.tp * self.stated.pp
+
+    @property
+    def expert_ranks(self) -> int:
+        """Return the ranks that divide experts."""
+        return self.stated.tp * self.stated.dp
+
+
+def complete(settings: ServeSettings, network: ServedNetwork, cluster: Cluster) -> FullSettings:
+    """Return the settings with the engine's defaults.  Raises UsageError for values that cannot be."""
+    engine = parse_engine(settings.engine)
+    assert engine.name in ENGINES
+    device = cluster.device
+    if device.id == CPU:
+        raise CannotEstimate("Serving is estimated for GPUs; name one with --gpu.")
+    for name in ("max_len", "max_seqs", "max_batched_tokens", "tp", "pp", "dp", "ep", "block_tokens"):
+        value = getattr(settings, name)
+        if value is not None:
+            check_number(name, value)
+    utilization = settings.gpu_memory_utilization
+    if utilization is not None and not (is_number(utilization) and 0 < utilization <= 1):
+        raise UsageError(f"gpu-memory-utilization is {utilization!r}; it must be above 0 and at most 1.")
+    if settings.kv_dtype not in KV_DTYPES:
+        raise UsageError(f"Unknown kv-dtype {settings.kv_dtype!r}; possible: {', '.join(KV_DTYPES)}.")
+    _check_ranks(settings, cluster)
+    max_len = _longest(settings, network)
+    is_big = device.capacity_bytes >= _BIG_CARD_BYTES and not device.id.startswith("a100")
+    seqs, tokens = (1024, 8192) if is_big else (256, 2048)
+    if engine.name == "vllm" and device.capacity_bytes >= 160 * GIB and engine.version >= (0, 21):
+        tokens = 16_384
+    if engine.name == "sglang":
+        seqs, tokens = sglang_facts()["graph_sequences"], sglang_facts()["chunk_tokens"]
+    elif engine.name == "transformers":
+        seqs, tokens = 1024, 8192  # the fallbacks of its ContinuousBatchingConfig
+    if utilization is None:
+        utilization = _usual_utilization(engine, device)
+    quantization = network.published if settings.quantization is None else find_quantization(settings.quantization)
+    max_seqs = settings.max_seqs or seqs
+    max_batched = settings.max_batched_tokens or min(max(tokens, max_seqs), max_seqs * max_len)
+    if max_batched < max_seqs:
+        raise UsageError(
+            f"max-batched-tokens {max_batched} is less than max-seqs {max_seqs}: each running request decodes a "
+            "token in each step; raise it, or lower max-seqs."
+        )
+    return FullSettings(
+        stated=settings,
+        engine=engine,
+        device=device,
+        max_len=max_len,
+        max_seqs=max_seqs,
+        max_batched_tokens=max_batched,
+        utilization=utilization,
+        kv_element_bytes=KV_DTYPES[settings.kv_dtype],
+        quantization=quantization,
+    )
+
+
+def _longest(settings: ServeSettings, network: ServedNetwork) -> int:
+    """Return the longest request.  Raises UsageError for one beyond what the configuration states."""
+    most = network.max_positions
+    if settings.max_len is None:
+        return most or _USUAL_MAX_LEN
+    if most is not None and settings.max_len > max(most, network.rotary_positions):
+        raise UsageError(
+            f"max-len {settings.max_len:,} is longer than {network.name} allows: its configuration states {most:,} "
+            f"positions; give at most {most:,}."
+        )
+    return settings.max_len
+
+
+def _check_ranks(settings: ServeSettings, cluster: Cluster) -> None:
+    """Raise UsageError for degrees that are not those of the GPUs."""
+    needed = settings.tp * settings.pp * settings.dp
+    if needed > cluster.gpus:
+        product = f"tp {settings.tp} x pp {settings.pp} x dp {settings.dp}"
+        raise UsageError(f"{product} needs {needed} GPUs, and there are {cluster.gpus}; name more with --gpu.")
+    if settings.ep not in (1, settings.tp * settings.dp):
+        raise UsageError(
+            f"ep is {settings.ep}; engines divide whole experts among all tp x dp = {settings.tp * settings.dp} "
+            f"ranks or among none: give ep 1 or {settings.tp * settings.dp}."
+        )
+
+
+def _usual_utilization(engine: Engine, device: Device) -> float:
+    """Return the part of the card that an engine takes by default."""
+    if engine.name == "vllm":
+        return vllm_facts(engine.version).utilization
+    if engine.name == "transformers":
+        return 0.9  # max_memory_percent of ContinuousBatchingConfig
+    facts = sglang_facts()
+    reserved = (
+        facts["fixed_mib"]
+        + facts["chunk_token_mib"] * facts["chunk_tokens"]
+        + facts["graph_sequence_mib"] * facts["graph_sequences"]
+    )
+    total_mib = (device.nvml_total_bytes or device.capacity_bytes) / 2**20
+    return float(round(1 - reserved / total_mib, 3))
+
+
+def spell_flags(settings: ServeSettings) -> list[str]:
+    """Return the stated settings as words of `tonnage estimate --task serve`."""
+    words = []
+    for name, value in settings.stated().items():
+        words += [f"--{spell_option(name)}"] if value is True else [f"--{spell_option(name)}", f"{value}"]
+    return words

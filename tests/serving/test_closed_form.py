@@ -1,0 +1,178 @@
+"""Whether engines start, and what they hold, by formulas."""
+
+import json
+import struct
+
+import pytest
+
+from tonnage.catalog.devices import parse_cluster
+from tonnage.catalog.models import find_model
+from tonnage.errors import CannotEstimate, UnreadableModel, UsageError
+from tonnage.serving.closed_form import estimate_serving
+from tonnage.serving.facts import graphs, outside_torch, parse_engine, vllm_facts
+from tonnage.serving.network import read_network
+from tonnage.serving.settings import ServeSettings
+from tonnage.units import GIB
+
+
+def ask(model, gpu, **settings):
+    return estimate_serving(read_network(str(model), offline=True), ServeSettings(**settings), parse_cluster(gpu))
+
+
+def test_a_log_of_vllm_0_19_is_met_to_the_token():
+    answer = ask("llama-3.1-8b", "h100-80gb", max_len=8192, gpu_memory_utilization=0.95, engine="vllm@0.19.0").serving
+    assert answer.starts
+    assert answer.error is None
+    assert (answer.kv_cache_tokens, answer.blocks, answer.block_tokens) == (476_000, 29_750, 16)
+    assert answer.concurrency == pytest.approx(58.11, abs=0.01)
+    assert answer.low_tokens <= answer.kv_cache_tokens <= answer.high_tokens
+
+
+def test_the_sampler_is_profiled_for_all_sequences():
+    """vLLM 0.11, Llama 8B: 1.26 GiB with 256 sequences, 4.76 with 1,024."""
+    few, many = (
+        ask("llama-3.1-8b", "h100-80gb", max_seqs=seqs, engine="vllm@0.11.0").serving.activation_bytes / GIB
+        for seqs in (256, 1024)
+    )
+    assert few == pytest.approx(1.26, abs=0.006)
+    assert many == pytest.approx(4.76, abs=0.006)
+
+
+def test_fp8_keys_and_values_hold_twice_the_tokens_in_the_same_pool():
+    plain, half = (
+        ask("llama-3.1-8b", "h100-80gb", max_len=8192, kv_dtype=dtype, engine="vllm@0.19.0").serving
+        for dtype in ("auto", "fp8")
+    )
+    assert half.kv_cache_bytes == plain.kv_cache_bytes
+    assert half.kv_cache_tokens == pytest.approx(2 * plain.kv_cache_tokens, abs=32)
+
+
+def test_the_worst_stage_of_a_pipeline_decides():
+    estimate = ask(
+        "llama-3.1-8b", "2xh100-80gb", pp=2, max_len=8192, gpu_memory_utilization=0.95, engine="vllm@0.19.0"
+    )
+    assert estimate.worst.stage == 1  # it samples
+    assert estimate.serving.kv_cache_tokens == pytest.approx(1_075_312, rel=0.003)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "settings", "words"),
+    [
+        ("llama-3.1-70b", "h100-80gb", {}, "the weights take 131.4"),
+        ("llama-3.1-8b", "rtx-4090", {}, "one request of 131,072 tokens needs 16.00 GiB"),
+        ("qwen3-32b", "h100-80gb", {"max_len": 32_000, "engine": "vllm@0.11.0"}, "the longest that fits has"),
+        ("llama-3.3-70b", "h100-80gb", {"quantization": "fp8", "engine": "vllm@0.11.0"}, "no memory is left"),
+        ("llama-3.1-8b", "h100-80gb", {"gpu_memory_utilization": 1.0}, "less than gpu-memory-utilization 1 asks for"),
+    ],
+)
+def test_what_does_not_start_says_why(model, gpu, settings, words):
+    estimate = ask(model, gpu, **settings)
+    assert not estimate.starts
+    assert words in estimate.serving.error
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"max_len": 200_000},
+            "max-len 200,000 is longer than llama-3.1-8b allows: its configuration states 131,072",
+        ),
+        ({"tp": 2}, "tp 2 x pp 1 x dp 1 needs 2 GPUs, and there are 1"),
+        ({"kv_dtype": "int3"}, "Unknown kv-dtype 'int3'"),
+        ({"quantization": "q5"}, "Unknown quantization 'q5'"),
+        ({"engine": "tgi"}, "Unknown engine 'tgi' to serve with; possible: vllm, sglang, transformers"),
+        ({"engine": "vllm@new"}, "'new' is no version of vllm"),
+        ({"gpu_memory_utilization": 1.5}, "it must be above 0 and at most 1"),
+        ({"max_seqs": 0}, "max-seqs is 0"),
+        ({"max_seqs": 512, "max_batched_tokens": 100}, "less than max-seqs 512"),
+        ({"ep": 3}, "ep is 3"),
+    ],
+)
+def test_bad_settings_are_one_line(settings, words):
+    with pytest.raises(UsageError) as refused:
+        ask("llama-3.1-8b", "h100-80gb", **settings)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("degree", "gpu"), [({"tp": 5}, "8xh100-80gb"), ({"pp": 40}, "8x8xh100-80gb")])
+def test_degrees_that_cannot_be(degree, gpu):
+    with pytest.raises(UsageError, match=r"cannot be divided among 5 ranks|40 pipeline stages for 32 layers"):
+        ask("llama-3.1-8b", gpu, **degree)
+
+
+def test_a_folder_with_weights_is_read(tmp_path):
+    config = find_model("smollm2-135m").config()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = {
+        "model.embed_tokens.weight": ("BF16", [49_152, 576]),
+        "model.layers.0.mlp.down_proj.weight": ("BF16", [576, 1536]),
+        "model.layers.0.input_layernorm.weight": ("F32", [576]),
+    }
+    header, end = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        size = (2 if dtype == "BF16" else 4) * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    content = json.dumps(header).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(content)) + content + bytes(end))
+    whole = ask(tmp_path, "l4")
+    assert whole.weights_by_part == {"layers": 2 * 576 * 1536, "others": 2 * 49_152 * 576 + 2 * 576}
+    quantized = ask(tmp_path, "l4", quantization="fp8")
+    assert quantized.weights_by_part["layers"] == 576 * 1536 + 4
+    file.write_bytes(struct.pack("<Q", 2**60) + content)
+    with pytest.raises(UnreadableModel, match="is not a safetensors file"):
+        ask(tmp_path, "l4")
+
+
+def test_a_network_that_is_not_known_is_refused(tmp_path):
+    config = {"model_type": "rwkv9", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CannotEstimate, match="'rwkv9' network are not known"):
+        ask(tmp_path, "l4")
+
+
+def test_sglang_keeps_a_part_of_the_card_free():
+    """A start-up of SGLang 0.5.23 on the ghost: 418,001 tokens of Llama 3.1 8B on an H100."""
+    answer = ask("llama-3.1-8b", "h100-80gb", engine="sglang@0.5.23", max_len=8192).serving
+    assert answer.engine == "closed form of sglang 0.5.23"
+    assert answer.kv_cache_tokens == pytest.approx(418_001, rel=0.02)
+    assert answer.low_tokens <= 418_001 <= answer.high_tokens
+
+
+def test_facts_hold_from_a_version_on():
+    assert vllm_facts((0, 16, 0)).sampler_bytes == 36
+    assert vllm_facts((0, 17, 0)).sampler_bytes == 12
+    assert vllm_facts((0, 5)).since == "0.11.0"
+    h100, a100 = (parse_cluster(name).device for name in ("h100-80gb", "a100-40gb"))
+    assert outside_torch((0, 17), h100, tp=1, pp=1).bytes < outside_torch((0, 18), h100, tp=1, pp=1).bytes
+    assert outside_torch((0, 19), a100, tp=1, pp=1) == outside_torch((0, 11), a100, tp=1, pp=1)
+    assert graphs(80, has_experts=False).bytes > graphs(32, has_experts=False).bytes
+    assert str(parse_engine("vLLM==0.19.0")) == "vllm 0.19.0"
+    assert parse_engine("vllm@0.20.1rc2").version == (0, 20, 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "seqs", "tokens", "utilization", "pool_gib"),
+    [
+        ("llama-3.1-8b", "h100-80gb", 1024, 8192, 0.95, 57.89),
+        ("llama-3.1-8b", "h100-80gb", 256, 2048, 0.95, 59.63),
+        ("qwen2.5-7b", "a100-80gb", 1024, 2048, 0.9, 54.32),
+    ],
+)
+def test_vllm_0_33_on_the_ghost(model, gpu, seqs, tokens, utilization, pool_gib):
+    """Where nothing but torch's memory grows: eager start-ups, without kernels that libraries load."""
+    estimate = ask(
+        model,
+        gpu,
+        max_len=8192,
+        max_seqs=seqs,
+        max_batched_tokens=tokens,
+        gpu_memory_utilization=utilization,
+        engine="vllm@0.33.0",
+        eager=True,
+    )
+    without_libraries = estimate.worst.pool_bytes + estimate.worst.outside.bytes
+    assert without_libraries / GIB == pytest.approx(pool_gib, abs=0.08)
