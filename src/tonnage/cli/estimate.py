@@ -29,6 +29,20 @@ from tonnage.cli.options import (
     parse_cluster_options,
     with_request,
 )
+from tonnage.cli.serving_options import (
+    DataParallel,
+    Eager,
+    KvDtype,
+    MaxBatchedTokens,
+    MaxLen,
+    MaxSeqs,
+    Quantized,
+    Task,
+    Utilization,
+    check_task,
+    read_settings,
+)
+from tonnage.errors import UsageError
 
 if TYPE_CHECKING:
     from tonnage.estimates.estimate import Estimate
@@ -37,6 +51,7 @@ if TYPE_CHECKING:
 @with_request
 def estimate(
     model: ModelOrNone = None,
+    task: Task = "train",
     gpu: Gpu = None,
     here: Here = False,
     gpus: Gpus = None,
@@ -91,16 +106,41 @@ def estimate(
     save: Save = None,
     snapshot: Snapshot = None,
     force: Force = False,
+    max_len: MaxLen = None,
+    max_seqs: MaxSeqs = None,
+    max_batched_tokens: MaxBatchedTokens = None,
+    gpu_memory_utilization: Utilization = None,
+    kv_dtype: KvDtype = None,
+    quantization: Quantized = None,
+    dp: DataParallel = None,
+    eager: Eager = False,
     **options: Any,
 ) -> int:
     """Estimate the memory and time of a training step from a model's name, and say whether it fits.
 
+    With --task serve: whether an inference engine starts, and how much it holds.
+
     Example: tonnage estimate llama-3.1-8b --gpu 8xA100-80GB --seq-len 8192 --shard zero3 --checkpointing full
     """
+    serving = {
+        **{"max_len": max_len, "max_seqs": max_seqs, "max_batched_tokens": max_batched_tokens, "dp": dp},
+        **{"gpu_memory_utilization": gpu_memory_utilization, "kv_dtype": kv_dtype, "quantization": quantization},
+        "eager": eager,
+    }
+    others = {"plan": plan, "rank": rank, "steps": steps, "tokens": tokens, "samples": samples, "price": price}
+    files = {"html": html, "save": save, "snapshot": snapshot, "torch": torch, "fresh": fresh}
+    check_task(task, serving, {**others, **files, **options})
+    if task == "serve":
+        from tonnage.cli.serve import estimate_serve
+
+        if model is None:
+            raise UsageError("No MODEL was given; name one (`tonnage models` lists them).")
+        cards = parse_cluster_options(gpu, gpus, gpu_memory, here, host_memory=host_memory)
+        settings = read_settings(serving, options)
+        return estimate_serve(model, settings, cards, advice=advice, json=json, offline=offline)
     from tonnage.advice.advise import Asked, answers
     from tonnage.cli.answer import Output, deliver
     from tonnage.cli.progress import progress
-    from tonnage.errors import UsageError
     from tonnage.estimates.training import TrainingGoal, with_training
     from tonnage.planner import plan_file
     from tonnage.trainers import cases

@@ -24,6 +24,7 @@ MODEL_AND_JOB = "Model and job"
 MEMORY = "Memory techniques"
 PARALLELISM = "Parallelism"
 TRAINING = "Training"
+SERVING = "Serving (--task serve)"
 SEARCH = "Search"
 HARDWARE = "Hardware and run"
 OUTPUT = "Output"
@@ -48,6 +49,10 @@ PANELS: Final[Mapping[str, tuple[str, ...]]] = {
         *("model", "data", "out", "max_steps", "epochs", "lr", "resume", "schedule", "warmup_steps", "decay_steps"),
         *("weight_decay", "seed", "tokenizer", "eval_every", "eval_data", "eval_share", "save_every", "keep"),
         *("spike_sigmas", "log"),
+    ),
+    SERVING: (
+        *("task", "max_len", "max_seqs", "max_batched_tokens", "gpu_memory_utilization", "kv_dtype", "quantization"),
+        *("dp", "eager", "concurrency", "lengths_served"),
     ),
     SEARCH: ("find", "allow", "only", "without", "headroom", "settings"),
     HARDWARE: (

@@ -1,0 +1,198 @@
+"""The answer about an inference engine as text: verdict, bar of the card, growth of the KV cache, advice."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tonnage.report.canvas import BAD, GOOD, TIGHT, Canvas, draw, text, title
+from tonnage.report.palette import LOOKS, Look
+from tonnage.serving.advice import ServingAdvice, needed_bytes
+from tonnage.serving.closed_form import ServingEstimate
+from tonnage.serving.kv_cache import Request
+from tonnage.units import format_gib, format_size
+
+_LOOKS: Final[dict[str, Look]] = {
+    "weights": LOOKS["parameter"],
+    "step's peak": LOOKS["activation"],
+    "KV cache": Look(label="KV cache", meaning="", colour="#009E73", glyph="▒", letter="K"),
+    "CUDA graphs": Look(label="CUDA graphs", meaning="", colour="#CC79A7", glyph="▚", letter="G"),
+    "outside torch": LOOKS["runtime"],
+}
+_MEANINGS: Final = {
+    "weights": "as loaded on one GPU",
+    "step's peak": "the profiled step, or its sampler",
+    "KV cache": "the pool for all requests",
+    "CUDA graphs": "captured batch sizes",
+    "outside torch": "CUDA context, loaded kernels, NCCL",
+}
+_LENGTHS: Final = (256, 1024, 4096, 16_384, 65_536, 262_144)
+"""Tokens of a request in the picture of the cache's growth."""
+
+_COUNTS: Final = (1, 8, 64)
+"""Requests together in that picture."""
+
+
+def render(
+    estimate: ServingEstimate,
+    advice: Sequence[ServingAdvice] = (),
+    *,
+    width: int = 100,
+    colour: bool = False,
+    unicode: bool = True,
+) -> str:
+    """Return the report with this width and a final newline."""
+    canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
+    return draw(_parts(estimate, advice, canvas), canvas) + (f"  {advice[0].command}\n" if advice else "")
+
+
+def _parts(
+    estimate: ServingEstimate, advice: Sequence[ServingAdvice], canvas: Canvas
+) -> Iterator[Text | Table | Padding]:
+    yield _verdict(estimate)
+    yield from _bar(estimate, canvas)
+    if estimate.worst.pool_bytes > 0 and estimate.worst.layout.groups:
+        yield from _growth(estimate, canvas)
+    yield from _assumed(estimate, canvas)
+    if advice:
+        yield from _advice(advice, canvas)
+    elif not estimate.starts:
+        yield title("No change that was tried makes it start.")
+
+
+def _verdict(estimate: ServingEstimate) -> Table:
+    full, serving = estimate.settings, estimate.serving
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(no_wrap=True)
+    rows.add_column()
+    if estimate.starts:
+        is_sure = estimate.worst.low_pool_bytes >= estimate.request_bytes
+        word, style = ("STARTS", GOOD) if is_sure else ("JUST STARTS", TIGHT)
+        rows.add_row(Text(word, style=style), text(_holds(estimate), "bold"))
+    else:
+        needs = format_gib(needed_bytes(estimate))
+        error = serving.error or ""
+        rows.add_row(
+            Text("DOES NOT START", style=BAD),
+            text(f"{error[:1].upper()}{error[1:]}. It needs {needs} on each GPU.", "bold"),
+        )
+    rows.add_row("", text(f"{estimate.network.name} on {estimate.cluster}, {serving.engine}"))
+    degrees = [f"{name} {getattr(full.stated, name)}" for name in ("tp", "pp", "dp", "ep")]
+    kinds = [f"weights {full.quantization.name}" if full.quantization.bits < 16 else "16-bit weights"]
+    kinds += [f"KV cache {full.stated.kv_dtype}"] if full.stated.kv_dtype != "auto" else []
+    more = [word for word in degrees if not word.endswith(" 1")]
+    rows.add_row(
+        "",
+        text(
+            ", ".join([*more, *kinds])
+            + f"; requests of at most {full.max_len:,} tokens, {full.max_seqs:,} together, "
+            f"{full.max_batched_tokens:,} tokens a step; {full.utilization:g} of the card"
+        ),
+    )
+    return rows
+
+
+def _holds(estimate: ServingEstimate) -> str:
+    serving = estimate.serving
+    if not estimate.worst.layout.groups:
+        return "The network keeps nothing of a request: it has no KV cache."
+    concurrency = f"{serving.concurrency:.2f}" if serving.concurrency else "any number of"
+    return (
+        f"KV cache of {format_gib(serving.kv_cache_bytes or 0)}: {serving.kv_cache_tokens:,} tokens "
+        f"({serving.low_tokens:,} to {serving.high_tokens:,}), {concurrency} requests of {serving.max_len:,} tokens."
+    )
+
+
+def _bar(estimate: ServingEstimate, canvas: Canvas) -> Iterator[Text | Padding]:
+    worst, device = estimate.worst, estimate.settings.device
+    sizes = {
+        "weights": worst.weights_bytes,
+        "step's peak": worst.profile.bytes,
+        "KV cache": max(0, worst.pool_bytes),
+        "CUDA graphs": worst.graphs.bytes,
+        "outside torch": worst.outside.bytes + device.context_bytes,
+    }
+    total = max(device.capacity_bytes, sum(sizes.values()))
+    stage = f", stage {worst.stage} of {estimate.settings.stated.pp}" if estimate.settings.stated.pp > 1 else ""
+    yield title("On each GPU", text(f"of {format_gib(device.capacity_bytes)}{stage}", "dim"), canvas)
+    line, inner = Text(canvas.ends[0]), canvas.width - 2
+    drawn = sum_bytes = 0
+    for name, size in sizes.items():
+        sum_bytes += size
+        end = round(inner * sum_bytes / total)
+        look = _LOOKS[name]
+        line.append((look.glyph if canvas.unicode else look.letter) * (end - drawn), style=look.colour)
+        drawn = end
+    line.append(("·" if canvas.unicode else ".") * (inner - drawn), style="dim")
+    line.append(canvas.ends[1])
+    yield line
+    rows = Table.grid(padding=(0, 2))
+    for name, size in sizes.items():
+        look = _LOOKS[name]
+        rows.add_row(
+            Text(look.glyph if canvas.unicode else look.letter, style=look.colour),
+            name,
+            Text(format_gib(size), justify="right"),
+            Text(f"{100 * size / device.capacity_bytes:.1f} %", justify="right"),
+            Text(_MEANINGS[name], style="dim"),
+        )
+    yield Padding(rows, (0, 0, 0, 1))
+
+
+def _growth(estimate: ServingEstimate, canvas: Canvas) -> Iterator[Text | Padding]:
+    """Yield how the cache of one request grows with its tokens, and how many fill the pool."""
+    layout, pool = estimate.worst.layout, estimate.pool
+    batched = estimate.request.batched_tokens
+    full = estimate.settings
+    lengths = [length for length in _LENGTHS if length < full.max_len] + [full.max_len]
+    yield title("Growth of the KV cache", text("part of the pool that requests of this length fill", "dim"), canvas)
+    rows = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for heading in ("tokens", "one request", "fit"):
+        rows.add_column(heading, justify="right")
+    for count in _COUNTS:
+        rows.add_column(f"{count} together")
+    room = max(6, min(20, (canvas.width - 36) // len(_COUNTS) - 2))
+    for length in lengths:
+        request = Request(length=length, batched_tokens=batched)
+        blocks = layout.request_blocks(request)
+        bars = (_filled(count * blocks / pool.blocks, room, canvas) for count in _COUNTS)
+        rows.add_row(
+            f"{length:,}", format_size(layout.request_bytes(request)), f"{int(pool.concurrency(request)):,}", *bars
+        )
+    yield Padding(rows, (0, 0, 0, 1))
+
+
+def _filled(part: float, room: int, canvas: Canvas) -> Text:
+    """Return a bar of the part of the pool that is filled; one that is more than full is marked."""
+    glyph, free = ("▒", "·") if canvas.unicode else ("K", ".")
+    if part > 1:
+        return Text(glyph * (room - 1) + "!", style=BAD)
+    length = min(room, max(1, round(part * room)))
+    return Text(glyph * length, style=_LOOKS["KV cache"].colour) + Text(free * (room - length), style="dim")
+
+
+def _assumed(estimate: ServingEstimate, canvas: Canvas) -> Iterator[Text | Padding]:
+    if not estimate.assumed:
+        return
+    yield title("Assumed", None, canvas)
+    for sentence in estimate.assumed:
+        yield Padding(text(sentence), (0, 0, 0, 1))
+
+
+def _advice(advice: Sequence[ServingAdvice], canvas: Canvas) -> Iterator[Text | Table | Padding]:
+    yield title("What would start", text("each was computed", "dim"), canvas)
+    rows = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for heading, justify in (("change", "left"), ("KV tokens", "right"), ("requests", "right"), ("computes", "left")):
+        rows.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for item in advice:
+        words = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in item.change.items())
+        same = "other numbers" if item.changes_mathematics else "the same"
+        rows.add_row(
+            words,
+            f"{item.kv_cache_tokens:,}",
+            "-" if item.concurrency is None else f"{item.concurrency:.2f}",
+            same,
+        )
+    yield Padding(rows, (0, 0, 0, 1))

@@ -1,0 +1,198 @@
+"""A scheduler with a paged KV cache, step by step, beside contiguous slots: who runs together, who is put back.
+
+    simulate(requests, Engine(blocks=29_750, block_tokens=16, max_seqs=1024, batched_tokens=8192, step_seconds=0.02))
+
+In each step every running request writes one token; one whose last block is full takes another.  If none is free, the
+request that was admitted last gives its blocks back and waits at the front of the queue, to be computed again (vLLM's
+preemption).  Then requests are admitted in their order, as far as blocks, sequences and the tokens of a step allow;
+a prompt longer than what is left of the step goes on in the next one (chunked prefill).
+
+A million requests take seconds, because a running request is looked at only when it is admitted, ends or is put back:
+blocks that are taken in between follow from counts of requests by the step, modulo the block, in which they take one.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from tonnage.errors import UsageError
+from tonnage.serving.lengths import Requests
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedEngine:
+    """Limits of an engine's scheduler."""
+
+    blocks: int
+    """Blocks of the pool."""
+    block_tokens: int
+    """Tokens of a block."""
+    max_seqs: int
+    """Requests that run together at most."""
+    batched_tokens: int
+    """Tokens of one step at most."""
+    step_seconds: float
+    """Seconds of a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """Course of a simulation."""
+
+    requests: int
+    """Requests that ended."""
+    steps: int
+    """Steps in which something was computed."""
+    peak_running: int
+    """Most requests that ran together."""
+    mean_running: float
+    """Mean of the requests that ran together, over steps."""
+    preemptions: int
+    """Times that a request was put back."""
+    recomputed_tokens: int
+    """Tokens that were computed again for it."""
+    peak_blocks: int
+    """Most blocks in use."""
+    mean_used: float
+    """Mean part of the pool that was in use, over steps."""
+    mean_waste: float
+    """Mean part of the blocks in use that held no token, over steps."""
+    generated_tokens: int
+    """Tokens of all answers."""
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Return the answers' tokens of a step."""
+        return self.generated_tokens / self.steps if self.steps else 0.0
+
+
+def simulate(requests: Requests, engine: PagedEngine) -> Simulation:
+    """Return the course of serving these requests.  Raises UsageError for one that the whole pool cannot hold."""
+    size, shared_blocks = engine.block_tokens, requests.prefix // engine.block_tokens
+    shared = shared_blocks * size  # only whole blocks are shared
+    bases = [int(prompt) - shared for prompt in requests.prompts]
+    outputs = [int(output) for output in requests.outputs]
+    arrivals = [int(seconds / engine.step_seconds) for seconds in requests.arrivals]
+    pool = engine.blocks - shared_blocks
+    count = len(bases)
+    largest = max((-(-(base + output - 1) // size) for base, output in zip(bases, outputs, strict=True)), default=0)
+    if largest > pool:
+        raise UsageError(f"A request takes {largest:,} blocks and the pool has {pool:,}; shorten the requests.")
+    free = pool
+    growth = [0] * size  # running requests by the step, modulo the block, in which they take a block
+    started, ends = [0] * count, [0] * count
+    done = [0] * count  # tokens of the answer that were generated before the request was put back
+    ending: dict[int, list[int]] = {}
+    order: list[int] = []  # running requests as admitted; those that ended are dropped when they are met
+    put_back: deque[int] = deque()
+    step, following, running, filling, left = 0, 0, 0, -1, 0
+    steps = peak_running = preemptions = recomputed = held_tokens = 0
+    sum_running = sum_used = sum_wasted = 0
+    least_free = free
+    while following < count or put_back or running or filling >= 0:
+        if not running and filling < 0 and not put_back and arrivals[following] > step:
+            step = arrivals[following]  # nothing to do until then
+        steps += 1
+        phase, was_put_back = step % size, False
+        while growth[phase] > free:
+            index = order.pop()
+            if ends[index] <= step - 1:
+                continue
+            tokens = bases[index] + done[index] + step - 1 - started[index]
+            free += -(-tokens // size)
+            growth[(started[index] + 1 - bases[index] - done[index]) % size] -= 1
+            running -= 1
+            held_tokens -= tokens
+            done[index] += step - started[index]
+            recomputed += bases[index] + done[index]
+            ends[index] = -1  # its entry in `ending` is out of date
+            put_back.appendleft(index)
+            preemptions += 1
+            was_put_back = True
+        free -= growth[phase]
+        held_tokens += running
+        for index in ending.pop(step, ()):
+            if ends[index] != step:
+                continue
+            tokens = bases[index] + done[index] + step - started[index]
+            free += -(-tokens // size)
+            growth[(started[index] + 1 - bases[index] - done[index]) % size] -= 1
+            running -= 1
+            held_tokens -= tokens
+        budget = engine.batched_tokens - running
+        while budget > 0 and not was_put_back:
+            if filling < 0:
+                if running >= engine.max_seqs:
+                    break
+                if put_back:
+                    index = put_back[0]
+                elif following < count and arrivals[following] <= step:
+                    index = following
+                else:
+                    break
+                tokens = bases[index] + done[index]
+                needed = -(-tokens // size)
+                if needed > free:
+                    break
+                if put_back:
+                    put_back.popleft()
+                else:
+                    following += 1
+                free -= needed
+                filling, left = index, tokens
+            taken = min(budget, left)
+            budget -= taken
+            left -= taken
+            if left:
+                break
+            index, filling = filling, -1
+            tokens = bases[index] + done[index]
+            held_tokens += tokens
+            remaining = outputs[index] - done[index]
+            if remaining <= 1:  # its only token is that of this step
+                free += -(-tokens // size)
+                held_tokens -= tokens
+                continue
+            started[index] = step
+            ends[index] = step + remaining - 1
+            ending.setdefault(ends[index], []).append(index)
+            growth[(step + 1 - tokens) % size] += 1
+            running += 1
+            order.append(index)
+        if running > peak_running:
+            peak_running = running
+        if free < least_free:
+            least_free = free
+        used = pool - free
+        sum_running += running
+        sum_used += used
+        sum_wasted += used * size - held_tokens - (bases[filling] + done[filling] if filling >= 0 else 0)
+        step += 1
+    return Simulation(
+        requests=count,
+        steps=steps,
+        peak_running=peak_running,
+        mean_running=sum_running / steps if steps else 0.0,
+        preemptions=preemptions,
+        recomputed_tokens=recomputed,
+        peak_blocks=pool - least_free + shared_blocks,
+        mean_used=(sum_used / steps + shared_blocks) / engine.blocks if steps else 0.0,
+        mean_waste=sum_wasted / (sum_used * size) if sum_used else 0.0,
+        generated_tokens=sum(outputs),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contiguous:
+    """Serving with a slot of the maximal length for each request."""
+
+    slots: int
+    """Requests that run together at most."""
+    mean_waste: float
+    """Mean part of a slot that holds no token, over a request's time in it."""
+
+
+def contiguous(requests: Requests, *, pool_tokens: int, max_len: int) -> Contiguous:
+    """Return what slots of `max_len` tokens hold of the same requests: each keeps its slot for the whole answer."""
+    steps = requests.outputs.sum()
+    held = ((requests.prompts + (requests.outputs - 1) / 2) * requests.outputs).sum()
+    return Contiguous(slots=pool_tokens // max_len, mean_waste=float(1 - held / (steps * max_len)) if steps else 0.0)

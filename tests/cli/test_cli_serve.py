@@ -1,0 +1,91 @@
+"""`tonnage estimate --task serve`: the verdict, its document, its exit code, and bad input."""
+
+import json
+import shlex
+
+import pytest
+from lines import is_one_line
+
+
+def serve(tonnage, *words):
+    return tonnage("estimate", *words, "--task", "serve")
+
+
+def test_an_engine_that_starts(tonnage):
+    result = serve(tonnage, "llama-3.1-8b", "--gpu", "h100-80gb", "--max-len", "8k", "--engine", "vllm@0.19.0")
+    assert result.code == 0
+    assert result.out.startswith("STARTS  KV cache of 54.15 GiB")
+    assert "requests of at most 8,192 tokens" in " ".join(result.out.split())
+    assert "Growth of the KV cache" in result.out
+
+
+def test_the_document_has_the_keys_of_the_contract(tonnage):
+    result = serve(tonnage, "llama-3.1-8b", "--gpu", "rtx-4090", "--json")
+    document = json.loads(result.out)
+    assert result.code == 1
+    assert document["schema_version"] == 1
+    assert document["fits"] is False
+    assert document["serving"]["starts"] is False
+    assert "one request of 131,072 tokens" in document["serving"]["error"]
+    assert document["needed_bytes"] > document["cluster"]["capacity_bytes"]
+    assert sum(document["peak"]["by_category"].values()) == document["peak"]["process_bytes"]
+    assert set(document["coverage"]) == {"run", "modelled", "assumed"}
+
+
+def test_advice_is_a_command_that_gives_its_answer(tonnage):
+    advice = json.loads(serve(tonnage, "llama-3.1-8b", "--gpu", "rtx-4090", "--json").out)["advice"]
+    assert {frozenset(item["change"]) for item in advice} >= {frozenset({"max_len"}), frozenset({"tp", "gpu"})}
+    for item in advice:
+        again = tonnage(*shlex.split(item["command"])[1:], "--json")
+        serving = json.loads(again.out)["serving"]
+        assert again.code == 0
+        assert (serving["kv_cache_tokens"], serving["concurrency"]) == (item["kv_cache_tokens"], item["concurrency"])
+
+
+def test_a_large_network_gets_changes_that_work_together(tonnage):
+    result = serve(tonnage, "deepseek-v3", "--gpu", "8xh100-80gb", "--tp", "8", "--json")
+    changes = [item["change"] for item in json.loads(result.out)["advice"]]
+    assert {"gpu": "8xh200"} in changes
+    assert any("pp" in change for change in changes)
+
+
+def test_what_neither_fits_nor_can_be_changed_says_so(tonnage):
+    result = serve(tonnage, "llama-3.1-405b", "--gpu", "t4", "--no-advice")
+    assert result.code == 1
+    assert "No change that was tried" in result.out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["llama-3.1-8b", "--gpu", "t4", "--seq-len", "512"], 2, "--seq-len is for training"),
+        (["llama-3.1-8b", "--gpu", "t4", "--max-len", "200k"], 2, "is longer than llama-3.1-8b allows"),
+        (["llama-3.1-8b", "--gpu", "8xh100-80gb", "--tp", "5"], 2, "cannot be divided among 5 ranks"),
+        (["llama-3.1-8b", "--gpu", "t4", "--quantization", "q4_0"], 2, "Unknown quantization 'q4_0'"),
+        (["llama-3.1-8b", "--gpu", "t4", "--kv-dtype", "int2"], 2, "Unknown kv-dtype 'int2'"),
+        (["llama-3.1-8b", "--gpu", "t4", "--engine", "hf-trainer"], 2, "Unknown engine 'hf-trainer' to serve with"),
+        (["llama-3.1-8b", "--gpu", "cpu"], 3, "Serving is estimated for GPUs"),
+        (["t5-base", "--gpu", "t4"], 3, "an encoder with a decoder"),
+        (["no-such-model", "--gpu", "t4"], 3, "Unknown model"),
+        (["--gpu", "t4"], 2, "No MODEL was given"),
+    ],
+)
+def test_bad_input_is_one_line_with_its_exit_code(tonnage, words, code, message):
+    result = serve(tonnage, *words)
+    assert result.code == code
+    assert message in result.err
+    assert is_one_line(result.err)
+
+
+def test_options_of_the_other_task_are_refused(tonnage):
+    result = tonnage("estimate", "llama-3.1-8b", "--gpu", "t4", "--max-seqs", "4")
+    assert (result.code, result.out) == (2, "")
+    assert "add --task serve" in result.err
+    assert "possible: train, serve" in tonnage("estimate", "llama-3.1-8b", "--gpu", "t4", "--task", "infer").err
+
+
+def test_the_narrowest_report_is_whole(tonnage, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    result = serve(tonnage, "gemma-3-27b", "--gpu", "h100-80gb")
+    assert max(map(len, result.out.splitlines()[:-1])) <= 40
+    assert "image encoder" in " ".join(result.out.split())
