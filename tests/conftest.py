@@ -46,7 +46,8 @@ SLOW_FILES: Final = (
     *("techniques/", "meta/", "shallow/", "benchmarks/", "ghost/", "workers/"),
     *("allocator/test_allocator_against_torch", "planner/test_nearest", "planner/test_bounds", "planner/test_search"),
     *("trainers/test_exports", "trainers/test_image_rows", "trainers/test_reread", "trainers/test_runs"),
-    *("step/test_model", "step/test_step", "step/test_hub_kernels", "cli/test_cli_end_to_end"),
+    *("tuning/test_script_tuning", "step/test_model", "step/test_step", "step/test_hub_kernels"),
+    *("cli/test_cli_end_to_end",),
 )
 """Files of tests without a ghost that take long together."""
 

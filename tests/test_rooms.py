@@ -16,7 +16,7 @@ ROOMS = (
     *("model", "job", "plans", "cluster", "catalog", "mesh", "case"),
     *("recorder", "trace", "allocator", "timing", "step", "techniques", "shallow"),
     *("ghost", "trainers", "workers", "meta", "estimates", "serving"),
-    *("planner", "advice", "train", "integrations", "tuning", "script", "report", "api", "cli", "__main__"),
+    *("planner", "advice", "train", "integrations", "script", "tuning", "report", "api", "cli", "__main__"),
 )
 """From the ground up; docs/explanation/architecture.md says what each is for."""
 

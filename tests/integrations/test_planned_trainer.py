@@ -12,7 +12,8 @@ from networks import one_thread  # noqa: F401
 from real_text import IGNORED, batches, network
 from tonnage import Job, Plan
 from tonnage.errors import UsageError
-from tonnage.integrations.transformers import PlannedTrainer, PlanReport, planned
+from tonnage.integrations.measuring import PlanReport
+from tonnage.integrations.transformers import PlannedTrainer, planned
 from tonnage.techniques import activation_offload, chunked_loss, disk, fused_loss
 from tonnage.train.prediction import Predicted
 

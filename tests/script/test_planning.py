@@ -112,7 +112,7 @@ def test_param_offload_needs_a_launcher():
     for command, possible in ((COMMAND, False), (["torchrun", "--nproc-per-node", "1", *COMMAND[1:]], True)):
         asked = Asked(command=command, cluster=parse_cluster("a100-80gb"), stated={})
         known = facts(options=OPTIONS)
-        question = planning._make_question(asked, understood(known), known)
+        question = planning.make_question(asked, understood(known), known)
         assert question.is_open("param_offload") == possible
 
 
@@ -120,7 +120,7 @@ def test_attention_is_kept_because_the_script_chooses_it():
     known = facts(options=OPTIONS)
     for without in ((), ("attention",)):
         asked = Asked(command=COMMAND, cluster=parse_cluster("t4"), stated={}, without=without)
-        question = planning._make_question(asked, understood(known), known)
+        question = planning.make_question(asked, understood(known), known)
         assert not question.is_open("attention")
         assert with_free_choices(question).attention == "auto"
     best = Candidate(job=question.job, plan=replace(question.plan, precision="fp16-mixed"))

@@ -77,7 +77,7 @@ def test_what_is_measured_corrects_later_estimates(monkeypatch: pytest.MonkeyPat
     estimate = SimpleNamespace(time={"step_seconds": 2.0}, versions={"torch": "2.13.0"})
     monkeypatch.setattr(here, "predict", lambda case: SimpleNamespace(estimate=estimate))
     cluster = parse_cluster("a100-40gb")
-    one, other = here._compare([trial(), trial(ended="out_of_memory", step_seconds=None)], cluster, lambda text: None)
+    one, other = here.compare([trial(), trial(ended="out_of_memory", step_seconds=None)], cluster, lambda text: None)
     assert one.predicted_seconds == other.predicted_seconds == 2.0
     found = history.find_correction(Case(one.candidate.job, one.candidate.plan, cluster), "2.13.0")
     assert found == history.Correction(ratio=1.5, measurements=1, same=True)
@@ -88,6 +88,6 @@ def test_a_trial_without_a_prediction_says_why(monkeypatch: pytest.MonkeyPatch) 
         raise CannotEstimate("no ghost runs here")
 
     monkeypatch.setattr(here, "predict", refuse)
-    [found] = here._compare([trial()], parse_cluster("a100-40gb"), lambda text: None)
+    [found] = here.compare([trial()], parse_cluster("a100-40gb"), lambda text: None)
     assert found.unpredicted == "no ghost runs here"
     assert found.predicted_seconds is None

@@ -73,6 +73,46 @@ def test_a_ghost_card_runs_out_and_the_trial_survives(
     assert outcome.capacity_bytes == total
 
 
+SHORTAGES = [
+    ("backward", 1, "step 3"),
+    ("backward", 2, "step 3"),
+    ("evaluation", 2, "evaluation"),
+    ("save", 2, "save"),
+]
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize(("moment", "ranks", "named"), SHORTAGES, ids=[f"{one[0]}-{one[1]}" for one in SHORTAGES])
+def test_memory_that_runs_out_late_on_the_last_rank_is_the_verdict(
+    moment: str, ranks: int, named: str, tmp_path: Path, torch_build: object
+) -> None:
+    watched = tmp_path / "watched"  # so that ranks exchange what they say of their errors
+    watched.mkdir()
+    variables = ghost_environment.environment(
+        inherit=os.environ, total_bytes=2**31, devices=ranks, watch_into=watched, steps=1000
+    )
+    first = str(Path(__file__).parents[1] / "programs" / "shortage")
+    variables["PYTHONPATH"] = os.pathsep.join([first, variables["PYTHONPATH"]])
+    variables["SHORTAGE"] = json.dumps({"rank": ranks - 1, "moment": moment})
+    candidate = Candidate(job=tiny_job("llama"), plan=Plan(shard="ddp" if ranks > 1 else "none"))
+    cluster = parse_cluster(f"{ranks}xa100-40gb")
+    run = Trials(cluster, tmp_path / "tuned", steps=5, timeout_seconds=300.0, variables=variables)
+    outcome = run.run(candidate)
+    assert (outcome.ended, outcome.moment) == ("out_of_memory", named), outcome
+    assert "OutOfMemoryError" in outcome.message
+    assert outcome.capacity_bytes == 2**31
+    assert [path.name for path in (tmp_path / "tuned").iterdir()] == [RECORDS]  # a save cut short is gone
+
+
+@pytest.mark.ghost
+def test_an_evaluation_may_be_larger_than_a_step(tmp_path: Path, torch_build: object) -> None:
+    job = replace(tiny_job("llama", seq_len=512), eval_batch=4096)
+    variables = ghost_environment.environment(inherit=os.environ, total_bytes=2**31)
+    run = Trials(parse_cluster("a100-40gb"), tmp_path, steps=5, timeout_seconds=120.0, variables=variables)
+    outcome = run.run(Candidate(job=job, plan=Plan()))
+    assert (outcome.ended, outcome.moment) == ("out_of_memory", "evaluation"), outcome
+
+
 def test_outcomes_survive_json() -> None:
     outcome = Outcome(ended="finished", moment="save", step_seconds=0.5)
     assert Outcome.from_json({**json.loads(json.dumps(outcome.to_json())), "later": 1}) == outcome

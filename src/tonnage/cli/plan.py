@@ -3,15 +3,14 @@
 `tonnage plan -- COMMAND` says which settings of a training script to change.
 """
 
-import os
-import shutil
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tonnage.cli import script_options
 from tonnage.cli.options import (
     Gpu,
     GpuMemory,
@@ -32,7 +31,6 @@ from tonnage.cli.options import (
     words,
 )
 from tonnage.errors import UsageError
-from tonnage.options import spell_option
 from tonnage.plans import HEADROOM
 
 if TYPE_CHECKING:
@@ -156,7 +154,7 @@ def plan(
         **{"only": words(only), "without": words(without), "allow": words(allow)},
         "headroom": headroom / 100,
     }
-    if _is_command(model_or_command):
+    if script_options.is_command(model_or_command, "plan --gpu t4"):
         refused = {"tokens": tokens, "samples": samples, "price": price}
         _refuse_for_script({"find": find, "from": settings, "save": save, "pareto": pareto, **refused})
         from tonnage.script.planning import Asked
@@ -164,7 +162,7 @@ def plan(
         asked = Asked(
             command=model_or_command,
             cluster=cluster,
-            stated=_check_plan_options(options, cluster),
+            stated=script_options.check_plan_options(options, cluster),
             **limits,
             timeout_seconds=float(TIMEOUT_SECONDS if timeout is None else timeout),
             torch_version=torch,
@@ -264,21 +262,6 @@ def _plan_model(
     return outputs.deliver(solution, comparison, model)
 
 
-def _is_command(words: list[str]) -> bool:
-    """Return True for a command, which has several words or is an executable file; a model is one word.
-
-    Raises UsageError for several words that begin with no program.
-    """
-    if len(words) == 1:
-        return "/" in words[0] and Path(words[0]).is_file() and os.access(words[0], os.X_OK)
-    if shutil.which(words[0]) is None and not Path(words[0]).is_file():
-        raise UsageError(
-            f"{words[0]!r} is neither a program on PATH nor a file; give one MODEL, or a command after two dashes: "
-            "tonnage plan --gpu t4 -- python train.py"
-        )
-    return True
-
-
 _LEAVE_OUT = "Leave it out."
 
 
@@ -287,22 +270,6 @@ def _refuse_for_script(given: dict[str, Any]) -> None:
     for name, value in given.items():
         if value:
             raise UsageError(f"--{name} is for a MODEL; a script is run as it is. {_LEAVE_OUT}")
-
-
-def _check_plan_options(stated: dict[str, Any], cluster: "Cluster") -> dict[str, Any]:
-    """Return the options that were given for a script.
-
-    Raises UsageError for an option that the script itself sets, and for one that has no effect.
-    """
-    from tonnage.case import check_unused
-    from tonnage.plans import Plan
-
-    of_plan = {item.name for item in fields(Plan)} - {"engine"}
-    for name in stated:
-        if name not in of_plan:
-            raise UsageError(f"--{spell_option(name)} is set by the script itself; change it there.")
-    check_unused(stated, Plan(**stated), cluster.gpus, lambda name: name not in stated)
-    return stated
 
 
 def _plan_script(asked: "Asked", *, json: bool, html: Path | None) -> int:

@@ -1,11 +1,16 @@
-"""`tonnage tune MODEL|PLAN`: try the best plans on this machine, and keep the fastest that holds."""
+"""`tonnage tune MODEL|PLAN`, `tonnage tune -- COMMAND`: try the best plans on this machine, and keep the fastest."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tonnage.cli import script_options
 from tonnage.cli.options import Gpu, Gpus, Json, Offline, with_request
+from tonnage.errors import UsageError
+
+if TYPE_CHECKING:
+    from tonnage.tuning.decisions import Tuned
 
 OUT_OF_MEMORY, FAILED = 4, 5
 
@@ -16,8 +21,13 @@ def _option(name: str, text: str, metavar: str = "N") -> Any:
 
 @with_request
 def tune(
-    model_or_plan: Annotated[
-        str, typer.Argument(help="A model, named as in `tonnage estimate`, or a plan.toml.", metavar="MODEL|PLAN")
+    model_or_command: Annotated[
+        list[str],
+        typer.Argument(
+            help="A model, named as in `tonnage estimate`; a plan.toml; or your own training command after two "
+            "dashes: -- python train.py ...",
+            metavar="MODEL | PLAN | -- COMMAND...",
+        ),
     ],
     out: Annotated[
         Path,
@@ -46,7 +56,8 @@ def tune(
     """Try plans on this machine's devices, each in fresh processes with full batches, an evaluation and a save.
 
     The fastest predicted plans are tried first.  If memory runs out, techniques that save memory are added; else the
-    micro-batch grows while the global batch stays.  What is measured corrects later estimates.
+    micro-batch grows while the global batch stays.  A script of yours gets settings by its own flags, or by what is
+    put into the objects that it makes.  What is measured corrects later estimates.
 
     Example: tonnage tune llama-3.2-1b --global-batch-tokens 64k --out tuned --save plan.toml
     """
@@ -54,23 +65,27 @@ def tune(
     from tonnage.cli.progress import progress
     from tonnage.files import check_outputs, write_text
     from tonnage.report.tuning import render
-    from tonnage.tuning.here import tune_here
 
     check_outputs(save)
-    with progress() as say:
-        tuned = tune_here(
-            model_or_plan,
-            options,
-            out=out,
-            gpu=gpu,
-            gpus=gpus,
-            trials=trials,
-            steps=steps,
-            timeout_seconds=float(timeout),
-            forget=forget,
-            offline=offline,
-            progress=say,
-        )
+    is_script = script_options.is_command(model_or_command, "tune --out tuned")
+    with progress(moving=not is_script) as say:
+        how: dict[str, Any] = {"out": out, "trials": trials, "steps": steps, "forget": forget, "progress": say}
+        if is_script:
+            if save is not None:
+                raise UsageError(f"--save {save} is for a plan; a script is run as it is. Leave it out.")
+            tuned = _tune_script(model_or_command, options, gpu, gpus, float(timeout), how)
+        else:
+            from tonnage.tuning.here import tune_here
+
+            tuned = tune_here(
+                model_or_command[0],
+                options,
+                gpu=gpu,
+                gpus=gpus,
+                timeout_seconds=float(timeout),
+                offline=offline,
+                **how,
+            )
     if json:
         answer.print_json(tuned.to_json())
     else:
@@ -82,3 +97,22 @@ def tune(
         write_text(save, tuned.plan_text())
         answer.say_written(save)
     return 0
+
+
+def _tune_script(
+    command: list[str],
+    options: dict[str, Any],
+    gpu: str | None,
+    gpus: int | None,
+    timeout_seconds: float,
+    how: dict[str, Any],
+) -> "Tuned":
+    """Return the trials of a script."""
+    from tonnage.script.planning import Asked
+    from tonnage.tuning.here import check_hardware
+    from tonnage.tuning.scripts import tune_script
+
+    cluster = check_hardware(gpu, gpus)
+    stated = script_options.check_plan_options(options, cluster)
+    asked = Asked(command=command, cluster=cluster, stated=stated, timeout_seconds=timeout_seconds)
+    return tune_script(asked, **how)

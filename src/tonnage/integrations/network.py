@@ -16,18 +16,21 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from tonnage.errors import UsageError
+from tonnage.job import Job
+from tonnage.plans import Plan
 from tonnage.step import model as models
 from tonnage.step.given import GivenNetwork
 from tonnage.step.step import ReadyStep, Step
 from tonnage.step.world import World
-from tonnage.techniques import select_techniques
-from tonnage.train import checks, effects, networks
+from tonnage.techniques import qlora, select_techniques
+from tonnage.train import applying, checks, effects, networks
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import nn
 
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.cluster import Cluster
     from tonnage.train.effects import Effect
 
 APPLIED: Final = ("attention", "checkpointing", "activation_offload", "loss")
@@ -44,7 +47,6 @@ class PlannedNetwork:
 
     def __init__(self, network: nn.Module, job: Job, plan: Plan, device: torch.device) -> None:
         self.network = network
-        self._loss_is_planned = True
         before = _attributes(network)
         step = Step(job=job, plan=plan, world=World(device=device), initialise=False, given=GivenNetwork(network))
         for technique in select_techniques(job, plan):
@@ -71,15 +73,6 @@ class PlannedNetwork:
                 stack.enter_context(context())
             yield
 
-    @contextmanager
-    def own_loss(self) -> Iterator[None]:
-        """Let the network compute its own loss and logits for a while: in an evaluation."""
-        self._loss_is_planned = False
-        try:
-            yield
-        finally:
-            self._loss_is_planned = True
-
     def took_effect(
         self,
         wrapped: nn.Module,
@@ -104,7 +97,7 @@ class PlannedNetwork:
             inner.set_attn_implementation(self._configuration)
 
     def _switch_losses(self, before: dict[Any, dict[str, tuple[Any, Any]]]) -> None:
-        """Put a switch before each forward that computes the plan's loss.
+        """Put a switch before each forward that computes the plan's loss: evaluations have the network's own.
 
         Trainers wrap a network's forward, for autocast for example: it must stay the same one in evaluations.
         """
@@ -113,15 +106,7 @@ class PlannedNetwork:
             if not effects.computes_planned_loss(module) or forward is before[module].get("forward", (None,))[0]:
                 continue
             own, _ = before[module].get("forward", (MethodType(type(module).forward, module), None))
-            module.forward = MethodType(self._choose(forward, own), module)
-
-    def _choose(self, planned: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(getattr(own, "__func__", own))
-        def forward(_: nn.Module, *arguments: Any, **options: Any) -> Any:
-            return (planned if self._loss_is_planned else own)(*arguments, **options)
-
-        setattr(forward, effects.PLANNED, planned)
-        return forward
+            module.forward = MethodType(_choose(forward, own), module)
 
 
 def check_weights(network: nn.Module, job: Job, plan: Plan) -> None:
@@ -133,6 +118,46 @@ def check_weights(network: nn.Module, job: Job, plan: Plan) -> None:
         )
     checks.check_quantized(job, plan, network)
     checks.check_dtypes(networks.weights_step(job, plan), network)
+
+
+def _choose(planned: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward that is the planned one in training, and else the network's own."""
+
+    from transformers.modeling_outputs import CausalLMOutput
+
+    @wraps(getattr(own, "__func__", own))
+    def forward(module: nn.Module, *arguments: Any, **options: Any) -> Any:
+        if not module.training:
+            return own(*arguments, **options)
+        output = planned(*arguments, **options)
+        return CausalLMOutput(loss=output[0]) if isinstance(output, tuple) else output
+
+    setattr(forward, effects.PLANNED, planned)
+    return forward
+
+
+def read(
+    plan: Plan | str | Path,
+    job: Job | None,
+    network: nn.Module,
+    *,
+    micro_batch: int | None = None,
+    accumulated: int = 1,
+) -> tuple[Plan, Job, Cluster | None]:
+    """Return plan, job and GPUs of a plan file or a Plan, for this network.
+
+    The batches beside a bare Plan are the trainer's own.
+    """
+    if isinstance(plan, Plan) and job is None:
+        job = Job(grad_accum=accumulated, **({} if micro_batch is None else {"micro_batch": micro_batch}))
+    plan, job, cluster = applying.read_plan(plan, job)
+    checks.check_network(network)
+    job = replace(job, model=applying.reference(network))
+    if qlora.formats(network):
+        job = job.with_method("qlora")
+    elif checks.adapted(network) is not None and job.method == "full":
+        job = job.with_method("lora")
+    return plan, job, cluster
 
 
 def planned_batches(job: Job, plan: Plan) -> dict[str, Any]:

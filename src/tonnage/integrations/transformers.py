@@ -15,12 +15,10 @@ network, its wrappers and the optimizer.
 
 from __future__ import annotations
 
-import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,13 +26,12 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tonnage.errors import UsageError
-from tonnage.integrations.network import LIGER, PlannedNetwork, check_weights, planned_batches
+from tonnage.integrations.measuring import Meter, PlanReport, begin_estimate
+from tonnage.integrations.network import LIGER, PlannedNetwork, check_weights, planned_batches, read
 from tonnage.job import Job
 from tonnage.mesh import SHARDING
-from tonnage.planner import plan_file
 from tonnage.plans import Plan
 from tonnage.step import model as models
-from tonnage.techniques import qlora
 from tonnage.train import applying, checks
 from tonnage.train.prediction import Estimation, Predicted
 from tonnage.trainers.engine import has_setting
@@ -52,88 +49,21 @@ _WITHOUT_WORDS: Final = ("optimizer_in_backward", "optimizer_offload", "tp", "pp
 _NOT_SEEN: Final = (("loss", LIGER), ("compile", "model"))
 """Values that are not looked for: Liger's changes to classes, and accelerate's compiled wrapper."""
 
-_WARM_STEPS: Final = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanReport:
-    """Steps, seconds and memory of a planned training."""
-
-    steps: int
-    """Optimizer steps."""
-    step_seconds: float | None
-    """Median seconds of a step after the first ones; None for fewer steps."""
-    allocated_bytes: int | None
-    """Peak of torch's allocator on this rank; None on the CPU."""
-    reserved_bytes: int | None
-    """The same of reserved memory."""
-    effects: tuple[Effect, ...]
-    """Effects of the plan's options that were found after the first step."""
-    predicted: Predicted = field(default_factory=Predicted)
-    """The same numbers of the plan file's estimate; without numbers on the CPU and for a bare Plan."""
-
-    def __str__(self) -> str:
-        """Return one line."""
-        seconds = "" if self.step_seconds is None else f", {self.step_seconds:.3g} s a step"
-        seconds += _beside(self.step_seconds, self.predicted.step_seconds)
-        memory = "".join(
-            f", {held / 2**30:.2f} GiB {kind}{_beside(held, predicted)}"
-            for kind, held, predicted in (
-                ("allocated", self.allocated_bytes, self.predicted.allocated_bytes),
-                ("reserved", self.reserved_bytes, self.predicted.reserved_bytes),
-            )
-            if held is not None
-        )
-        off = [effect.option for effect in self.effects if not effect.took_effect]
-        missing = f"; without effect: {', '.join(off)}" if off else ""
-        return f"plan: {self.steps} steps{seconds}{memory}{missing}"
-
-
-def _beside(measured: float | None, predicted: float | None) -> str:
-    """Return by how much a number differs from its prediction; an empty text without either."""
-    return f" ({measured / predicted - 1:+.1%} of predicted)" if measured is not None and predicted else ""
-
 
 class PlanCallback(TrainerCallback):  # type: ignore[misc]
     """Measures seconds and memory of a Trainer's steps, and looks once for what the plan says."""
 
     def __init__(self, look: Callable[[], tuple[Effect, ...]]) -> None:
-        self._look = look
-        self._begun: float | None = None
-        self._seconds: list[float] = []
-        self.effects: tuple[Effect, ...] = ()
+        self.meter = Meter(look)
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self._seconds.clear()
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
+        self.meter.begin()
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self._begun = time.perf_counter()
+        self.meter.begin_step()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        if self._begun is not None:
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            self._seconds.append(time.perf_counter() - self._begun)
-        if len(self._seconds) == 1:
-            self.effects = self._look()
-            for effect in self.effects:
-                if not effect.took_effect:
-                    print(f"{effect.option} {effect.planned} had no effect: {effect.found}", file=sys.stderr)
-
-    @property
-    def report(self) -> PlanReport:
-        """Return what was measured so far."""
-        on_card = torch.cuda.is_available()
-        steady = self._seconds[_WARM_STEPS:]
-        return PlanReport(
-            steps=len(self._seconds),
-            step_seconds=statistics.median(steady) if steady else None,
-            allocated_bytes=torch.cuda.max_memory_allocated() if on_card else None,
-            reserved_bytes=torch.cuda.max_memory_reserved() if on_card else None,
-            effects=self.effects,
-        )
+        self.meter.end_step()
 
 
 class _Planned:
@@ -151,17 +81,9 @@ class _Planned:
         args = TrainingArguments(output_dir="trainer_output") if args is None else args
         if not isinstance(args, TrainingArguments):
             raise UsageError(f"args is a {type(args).__name__}; give TrainingArguments.")
-        if isinstance(plan, Plan) and job is None:  # it says nothing of batches
-            rows, accumulated = args.per_device_train_batch_size, args.gradient_accumulation_steps
-            job = Job(micro_batch=rows, grad_accum=accumulated)
         self._plan_path = None if isinstance(plan, Plan) else plan
-        plan, job, cluster = applying.read_plan(plan, job)
-        checks.check_network(model)
-        job = replace(job, model=applying.reference(model))
-        if qlora.formats(model):
-            job = job.with_method("qlora")
-        elif checks.adapted(model) is not None and job.method == "full":
-            job = job.with_method("lora")
+        rows, accumulated = args.per_device_train_batch_size, args.gradient_accumulation_steps
+        plan, job, cluster = read(plan, job, model, micro_batch=rows, accumulated=accumulated)
         _check_expressible(plan)
         _check_loss(plan, args, type(self), rest)
         ranks = _count_ranks(plan, args, None if cluster is None else cluster.gpus)
@@ -180,7 +102,7 @@ class _Planned:
     @property
     def plan_report(self) -> PlanReport:
         """Return memory and seconds of the last `train`, beside the prediction."""
-        return replace(self._callback.report, predicted=self._predicted)
+        return replace(self._callback.meter.report, predicted=self._predicted)
 
     def train(self, *arguments: Any, **options: Any) -> Any:
         """Train with the plan applied to the network, which is as before afterwards."""
@@ -220,19 +142,6 @@ class _Planned:
         context: AbstractContextManager[Any] = self.accelerator.autocast()  # type: ignore[attr-defined]
         return context
 
-    def evaluation_loop(self, *arguments: Any, **options: Any) -> Any:
-        """Evaluate by the network's own loss, whose outputs have logits."""
-        with self._own_loss():
-            return super().evaluation_loop(*arguments, **options)  # type: ignore[misc]
-
-    @contextmanager
-    def _own_loss(self) -> Iterator[None]:
-        if self._applied is None:
-            yield
-        else:
-            with self._applied.own_loss():
-                yield
-
     def _set_cache(self, value: bool | None) -> bool | None:
         """Set the network's `use_cache`, and return what it was; None stands for a network without it."""
         inner = models.hugging_face(self.model)  # type: ignore[attr-defined]
@@ -259,12 +168,7 @@ class _Planned:
         """Return the running estimate of the plan file, on the first rank where there is a GPU to compare with."""
         if self._plan_path is None or self.args.device.type != "cuda" or self.args.process_index > 0:  # type: ignore[attr-defined]
             return None
-        try:
-            model = plan_file.read(Path(self._plan_path)).network(None)
-        except UsageError as error:  # a factory, whose code only its user may have run
-            print(f"no prediction: {error}", file=sys.stderr)
-            return None
-        return Estimation(Path(self._plan_path), model)
+        return begin_estimate(self._plan_path)
 
 
 def planned(trainer: type) -> type:

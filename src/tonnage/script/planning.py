@@ -8,9 +8,7 @@ script's arguments as they are made.  So both results that are shown have been r
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
@@ -33,15 +31,14 @@ from tonnage.planner.solve import search
 from tonnage.planner.trial_runner import Failure, TrialRunner
 from tonnage.plans import HEADROOM, Plan
 from tonnage.script import dry_run, launchers
-from tonnage.script.command import find_flag, set_value
+from tonnage.script.changed_command import change_command, write_line
+from tonnage.script.command import find_flag
 from tonnage.script.facts import Facts, NotUnderstood, Understood, describe_recognised, understood
 from tonnage.script.ladder import list_rungs
 from tonnage.script.setting_changes import (
     Change,
-    Setting,
     compute_added_seconds,
     compute_saved_bytes,
-    has_value,
     list_changes,
     price_step,
 )
@@ -121,8 +118,7 @@ class Tried:
     @property
     def line(self) -> str:
         """Return the shell command with the variables in front."""
-        words = [*(f"{name}={value}" for name, value in self.environment.items()), *self.command]
-        return shlex.join(["env", *words] if self.environment else words)
+        return write_line(self.command, self.environment)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +228,7 @@ def _try_plans(
 
     One that fits without the headroom is kept, in case that no plan after it leaves more.
     """
-    question = _make_question(asked, now, facts)
+    question = make_question(asked, now, facts)
     failed: list[Refused] = []
     present = Candidate(job=now.job, plan=now.plan)
     script_plan: ScriptPlan | None = None
@@ -278,7 +274,7 @@ def _try_plans(
     return replace(script_plan, after=None, failed=tuple(failed))
 
 
-def _make_question(asked: Asked, now: Understood, facts: Facts) -> Question:
+def make_question(asked: Asked, now: Understood, facts: Facts) -> Question:
     """Return the question to the search; options that the script has no setting for stay as they are."""
     keep, launched = now.openly(asked.stated), launchers.is_launched(asked.command)
     if now.plan.precision == "fp32" and "precision" in asked.without:
@@ -315,60 +311,18 @@ def _sort_by_effect(changes: tuple[Change, ...], before: Estimate, asked: Asked)
 
 def try_changes(asked: Asked, facts: Facts, changes: Sequence[Change], progress: Progress) -> Tried:
     """Run the script with the changes.  Raises TrialFailed if it fails with them."""
-    settings = [setting for change in changes for setting in change.settings]
-    command = list(asked.command)
-    for setting in settings:
-        if setting.where == "flag":
-            command = set_value(command, setting.name, setting.after, facts.options)
-        elif setting.where == "launcher":
-            command = launchers.set_accelerate_flag(command, f"--{setting.name}", str(setting.after))
-    environment = {setting.name: str(setting.after) for setting in settings if setting.where == "environment"}
-    arguments = {setting.name: setting.after for setting in settings if setting.where == "argument"}
-    put_in = {**arguments, "of": "loop"} if facts.is_loop else arguments
-    variables = {**environment, **({"TONNAGE_SETTINGS": json.dumps(put_in)} if arguments else {})}
+    changed = change_command(asked.command, facts, changes)
     progress("running the script again, with the changes")
-    estimate, after = _run(asked, command, variables, progress)
+    estimate, after = _run(asked, list(changed.command), changed.variables, progress)
     return Tried(
         estimate=estimate,
-        command=tuple(command),
-        environment=environment,
-        settings={setting.name: setting.after for setting in settings if setting.where != "environment"},
-        arguments=arguments,
-        in_code=tuple(_write_as_code(name, value, facts) for name, value in arguments.items()),
-        not_taken=tuple(_list_not_taken(settings, after)),
+        command=changed.command,
+        environment=changed.environment,
+        settings={setting.name: setting.after for setting in changed.settings if setting.where != "environment"},
+        arguments=changed.arguments,
+        in_code=changed.in_code,
+        not_taken=tuple(changed.list_not_taken(after)),
     )
-
-
-_LOOPS_CODE: Final = {
-    "mixed_precision": "Accelerator(mixed_precision={!r})",
-    "gradient_accumulation_steps": "Accelerator(gradient_accumulation_steps={!r})",
-    "fused": "torch.optim.AdamW(..., fused={!r})",
-}
-"""Code of each setting of a loop with an Accelerator."""
-
-
-def _write_as_code(name: str, value: Any, facts: Facts) -> str:
-    """Return the code of a setting that the script has no flag for."""
-    if not facts.is_loop:
-        return f"{facts.arguments}({name}={value!r})"
-    if name == "gradient_checkpointing":
-        return f"model.gradient_checkpointing_{'enable' if value else 'disable'}()"
-    return _LOOPS_CODE[name].format(value)
-
-
-def _list_not_taken(settings: Sequence[Setting], after: Facts) -> list[str]:
-    """Return a sentence about each setting that the script's own objects do not have in the run that set it."""
-    sentences = []
-    for setting in settings:
-        if setting.where == "environment":
-            if str(setting.after) not in after.allocator_settings:
-                sentences.append(f"{setting} did not reach the process, which has {after.allocator_settings!r}.")
-        elif not has_value(after.settings.get(setting.name), setting.after):
-            sentences.append(
-                f"{setting.name} was given as {setting.after}, but the script set it to "
-                f"{after.settings.get(setting.name)}."
-            )
-    return sentences
 
 
 def _list_unexpressed(best: Candidate, facts: Facts, question: Question, runner: TrialRunner) -> tuple[Change, ...]:

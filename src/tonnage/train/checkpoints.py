@@ -26,7 +26,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import metadata as dcp_metadata
 
 from tonnage import __version__
-from tonnage.errors import TonnageError, UnreadableFile, UnwritableFile, UsageError, of_kind
+from tonnage.errors import OutOfDeviceMemory, TonnageError, UnreadableFile, UnwritableFile, UsageError, of_kind
 from tonnage.options import spell_option
 from tonnage.train import states
 
@@ -400,16 +400,17 @@ def _together(ready: ReadyStep, kind: type[TonnageError], what: str) -> Iterator
         yield
     except (Exception, dcp.api.CheckpointException) as error:
         failure = _own_cause(error)
-    failed = failure is not None
+    failed, is_memory = failure is not None, isinstance(failure, torch.OutOfMemoryError)
     if dist.is_initialized():
-        flag = torch.tensor([float(failed)], device=ready.step.world.device)
-        dist.all_reduce(flag)
-        failed = bool(flag.item())
+        flags = torch.tensor([float(failed), float(is_memory)], device=ready.step.world.device)
+        dist.all_reduce(flags)
+        failed, is_memory = map(bool, flags.tolist())
     if not failed:
         return
+    if is_memory:  # to tell the others why takes memory, too
+        raise failure or OutOfDeviceMemory(f"{what}: another rank ran out of memory.") from None
     said = _gather(None if failure is None else _as_message(failure, kind, what))
-    is_of_files = isinstance(failure, OSError | RuntimeError | dcp.api.CheckpointException)
-    if failure is not None and (not is_of_files or isinstance(failure, torch.OutOfMemoryError)):
+    if failure is not None and not isinstance(failure, OSError | RuntimeError | dcp.api.CheckpointException):
         raise failure
     name, message = next(message for message in said if message is not None)
     raise of_kind(name, message) from None

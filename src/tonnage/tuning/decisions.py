@@ -15,6 +15,7 @@ from tonnage.errors import UsageError
 from tonnage.mesh import divisors
 from tonnage.planner import plan_file
 from tonnage.planner.solution import Candidate
+from tonnage.script.changed_command import ChangedCommand
 from tonnage.tuning.outcome import Outcome
 
 Try = Callable[[Candidate], Outcome]
@@ -39,8 +40,8 @@ SLOWER: Final = 0.98
 class Trial:
     """One trial on the path, with the reason for it."""
 
-    candidate: Candidate
-    """The job and plan that were tried."""
+    candidate: Candidate | None
+    """The job and plan that were tried; None for a script that could not be read as a job."""
     why: str
     """Why it was the next."""
     outcome: Outcome
@@ -49,17 +50,29 @@ class Trial:
     """Seconds of a step by the time model alone; None if it has none."""
     unpredicted: str = ""
     """The reason why an estimate of the trial was refused; empty if there is none."""
+    changed: ChangedCommand | None = None
+    """The command that was run; None for tonnage's own step."""
+    not_taken: tuple[str, ...] = ()
+    """A sentence about each setting that a script did not take."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of `trials` in the document of `tune --json`."""
-        return {
+        job, plan = (None, None) if self.candidate is None else (self.candidate.job, self.candidate.plan)
+        document: dict[str, Any] = {
             "why": self.why,
-            "micro_batch": self.candidate.job.micro_batch,
-            "grad_accum": self.candidate.job.grad_accum,
-            "plan": asdict(self.candidate.plan),
+            "micro_batch": None if job is None else job.micro_batch,
+            "grad_accum": None if job is None else job.grad_accum,
+            "plan": None if plan is None else asdict(plan),
             "outcome": self.outcome.to_json(),
             "predicted_step_seconds": self.predicted_seconds,
         }
+        if self.changed is not None:
+            document["command"] = list(self.changed.command)
+            document["environment"] = dict(self.changed.environment)
+            document["arguments"] = dict(self.changed.arguments)
+            document["in_code"] = list(self.changed.in_code)
+            document["not_taken"] = list(self.not_taken)
+        return document
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +85,14 @@ class Tuned:
     """The model as in a plan file."""
     gpu: str = ""
     """The devices as on the command line."""
+    seen: str = ""
+    """Description of a script's job, in one line, or the reason why it could not be read as one."""
 
     @property
     def best(self) -> Trial | None:
         """Return the fastest trial that held; None if none did."""
         held = [trial for trial in self.trials if trial.outcome.holds]
-        return max(held, key=lambda trial: trial.outcome.tokens_per_second or 0.0, default=None)
+        return max(held, key=lambda trial: trial.outcome.speed, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of `tune --json`; `best` is the index of a trial, or null."""
@@ -87,13 +102,14 @@ class Tuned:
             "model": self.model,
             "gpu": self.gpu,
             "best": best,
+            **({"seen": self.seen} if self.seen else {}),
             "trials": [trial.to_json() for trial in self.trials],
         }
 
     def plan_text(self) -> str:
         """Return the content of a plan file with the best plan.  Raises UsageError if nothing held."""
-        if self.best is None:
-            raise UsageError("No trial finished, so there is no plan to save.")
+        if self.best is None or self.best.candidate is None:
+            raise UsageError("No trial of a plan finished, so there is no plan to save.")
         outcome = self.best.outcome
         remark = f"measured: {outcome.tokens_per_second:,.0f} tokens/s, {outcome.step_seconds:.3g} s a step"
         return plan_file.text_of(self.best.candidate, remark=remark, gpu=self.gpu, model=self.model)
@@ -106,13 +122,15 @@ def tune(
     is_possible: Callable[[Candidate], bool],
     on_trial: Callable[[str, Candidate], None] = lambda why, candidate: None,
     most_trials: int = 20,
+    tried: Sequence[Trial] = (),
 ) -> Tuned:
     """Return the path from each start, a name with a candidate, within a number of trials.
 
-    `is_possible` says of a candidate whether its techniques go together.
+    `is_possible` says of a candidate whether its techniques go together.  The path begins with the trials that were
+    `tried`, which may be starts, too.
     """
-    trials: list[Trial] = []
-    seen: list[Candidate] = []
+    trials = list(tried)
+    seen = [trial.candidate for trial in tried]
 
     def attempt(why: str, candidate: Candidate) -> Outcome | None:
         if candidate in seen or len(trials) >= most_trials or not is_possible(candidate):
@@ -123,7 +141,8 @@ def tune(
         return trials[-1].outcome
 
     for name, start in starts:
-        outcome = attempt(name, start)
+        earlier = next((trial.outcome for trial in tried if trial.candidate == start), None)
+        outcome = earlier or attempt(name, start)
         if outcome is None:
             continue
         held = start
@@ -166,17 +185,17 @@ def _smaller(start: Candidate) -> Iterator[tuple[str, Candidate]]:
 def _grow(held: Candidate, outcome: Outcome, attempt: Attempt) -> None:
     """Try ever larger micro-batches of the same global batch."""
     sizes = [size for size in micro_batches(held) if size > held.job.micro_batch]
-    best = outcome.tokens_per_second or 0.0
+    best = outcome.speed
     for size in sizes:
         if outcome.fullness >= FULL:
             return
         larger = attempt(f"memory is left: micro-batch {size}", with_micro_batch(held, size))
         if larger is None or not larger.holds:
             return
-        outcome, speed = larger, larger.tokens_per_second or 0.0
-        if speed < SLOWER * best:
+        outcome = larger
+        if outcome.speed < SLOWER * best:
             return
-        best = max(best, speed)
+        best = max(best, outcome.speed)
 
 
 def micro_batches(candidate: Candidate) -> list[int]:

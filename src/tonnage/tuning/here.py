@@ -92,7 +92,7 @@ def tune_here(
         on_trial=lambda why, candidate: progress(f"{why}: {describe(candidate)}"),
         most_trials=trials,
     )
-    predicted = _compare(tuned.trials, cluster, progress)
+    predicted = compare(tuned.trials, cluster, progress)
     return replace(tuned, trials=predicted, model=model, gpu=str(cluster))
 
 
@@ -116,7 +116,7 @@ def _find_starts(
     return starts, cluster, plan_file.found_anywhere(model_or_plan)
 
 
-def _compare(trials: Sequence[Trial], cluster: Cluster, progress: Callable[[str], None]) -> tuple[Trial, ...]:
+def compare(trials: Sequence[Trial], cluster: Cluster, progress: Callable[[str], None]) -> tuple[Trial, ...]:
     """Return the trials with the time model's seconds, and remember what was measured.
 
     The CPU has no time model.  Without a ghost, which runs what is timed, nothing is predicted.
@@ -125,6 +125,9 @@ def _compare(trials: Sequence[Trial], cluster: Cluster, progress: Callable[[str]
         return tuple(trials)
     compared = []
     for trial in trials:
+        if trial.candidate is None:
+            compared.append(trial)
+            continue
         progress("comparing with predictions")
         case = Case(trial.candidate.job, trial.candidate.plan, cluster)
         try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from tonnage.errors import OutOfDeviceMemory
+
 Ending = Literal["finished", "out_of_memory", "failed"]
 
 
@@ -13,9 +15,9 @@ class Outcome:
     """The outcome of one trial; of several ranks the worst."""
 
     ended: Ending
-    """`finished`: all steps, an evaluation and a save ran."""
+    """`finished`: all steps ran, an evaluation and a save unless the `moment` is a step of a script."""
     moment: str
-    """The part that ran last: `load`, `step 2`, `evaluation`, `save`."""
+    """The part that ran last: `load`, `step 2`, `longest rows`, `evaluation`, `save`."""
     message: str = ""
     """The error in one line; empty if it finished."""
     step_seconds: float | None = None
@@ -37,6 +39,11 @@ class Outcome:
         return self.ended == "finished"
 
     @property
+    def speed(self) -> float:
+        """Return tokens per second, steps per second where tokens are not known, 0 without either."""
+        return self.tokens_per_second or (1 / self.step_seconds if self.step_seconds else 0.0)
+
+    @property
     def fullness(self) -> float:
         """Return the part of the card that was reserved; 0 where it is not known."""
         return self.reserved_bytes / self.capacity_bytes if self.reserved_bytes and self.capacity_bytes else 0.0
@@ -55,12 +62,13 @@ class Outcome:
 def worst(outcomes: list[Outcome]) -> Outcome:
     """Return the outcome of a trial on several ranks: an error of any, else the slowest and largest of all.
 
-    Memory that ran out on one rank explains what the others say, whose exchanges it ended.
+    Memory that ran out on one rank explains what the others say, whose exchanges it ended; ranks that were told of it
+    raise OutOfDeviceMemory.
     """
     for ending in ("out_of_memory", "failed"):
-        for outcome in outcomes:
-            if outcome.ended == ending:
-                return outcome
+        found = [outcome for outcome in outcomes if outcome.ended == ending]
+        if found:
+            return min(found, key=lambda outcome: outcome.message.startswith(OutOfDeviceMemory.__name__))
     slowest = max(outcomes, key=lambda outcome: outcome.step_seconds or 0.0)
     values = {
         name: max((value for outcome in outcomes if (value := getattr(outcome, name)) is not None), default=None)

@@ -1,8 +1,8 @@
 """A trial of one plan on this machine, in a process of its own for each rank.
 
-    python -m tonnage.tuning.trial SPEC RESULT
+    python -m tonnage.tuning.trial SPEC FOLDER
 
-SPEC is a file with the job and the plan as JSON; each rank writes what it found to RESULT.rank.  The network has
+SPEC is a file with the job and the plan as JSON; each rank writes what it found to FOLDER/RANK.json.  The network has
 random weights and its batches have full length, so nothing that training meets is longer.  After enough steps to be
 steady it evaluates and saves once, because runs also end there.
 """
@@ -13,7 +13,6 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -38,9 +37,9 @@ def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     rank = int(os.environ.get("RANK", "0"))
     outcome = run(spec)
-    result = Path(f"{sys.argv[2]}.{rank}")
+    result = Path(sys.argv[2]) / f"{rank}.json"
     draft = result.with_suffix(".part")
-    draft.write_text(json.dumps(outcome.to_json()), encoding="utf-8")
+    draft.write_text(json.dumps({"outcome": outcome.to_json()}), encoding="utf-8")
     draft.rename(result)
     sys.stdout.flush()
     os._exit(0)  # ranks whose peers failed would wait for them at the end
@@ -121,21 +120,13 @@ def _evaluate(ready: ReadyStep) -> None:
 
     if any(isinstance(module, Stage) for module in ready.model.modules()):
         return  # a stage alone has no loss
-    batch = ready.random_batch()
-    with events.inference(ready):
-        ready.model(**ready.to_device(batch))
+    events.evaluate(ready)
 
 
 def _save(ready: ReadyStep, folder: str) -> None:
     from tonnage.train import checkpoints
 
-    with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as own:
-        names: list[Any] = [own]
-        if ready.step.world.size > 1:
-            import torch.distributed as dist
-
-            dist.broadcast_object_list(names, src=0)
-        checkpoints.save(ready, Path(names[0]) / "trial")
+    checkpoints.save(ready, Path(folder) / "saved")
 
 
 def _memory() -> dict[str, Any]:

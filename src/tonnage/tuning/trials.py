@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,9 +27,33 @@ if TYPE_CHECKING:
 
 RECORDS: Final = "trials.jsonl"
 _MOST_BYTES: Final = 1 << 26
+_LAST_LINES: Final = 40
+"""Lines of a trial's output in which an error that it caught itself is looked for."""
 _LOOK_SECONDS: Final = 0.05
 _GRACE_SECONDS: Final = 10.0
 """How long ranks may take to end after another's verdict."""
+
+
+class Records:
+    """The trials of a folder, a line each in a file, so that a second run starts none of them again."""
+
+    def __init__(self, folder: Path) -> None:
+        _check_folder(folder)
+        self.folder = folder
+        self._known = _read(folder / RECORDS)
+
+    def find(self, trial: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the record of an earlier trial."""
+        return self._known.get(json.dumps(trial, sort_keys=True))
+
+    def add(self, trial: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+        """Add what a trial gave, and write it at once."""
+        record = {"trial": trial, **found}
+        self._known[json.dumps(trial, sort_keys=True)] = record
+        with (self.folder / RECORDS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
 
 class Trials:
@@ -44,15 +68,15 @@ class Trials:
         timeout_seconds: float,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        self._cluster, self._folder = cluster, folder
+        self._cluster = cluster
         self._steps, self._timeout_seconds = steps, timeout_seconds
         self._variables = dict(os.environ if variables is None else variables)
-        _check_folder(folder)
-        self._known = _read(folder / RECORDS)
+        self._records = Records(folder)
 
     def known(self, candidate: Candidate) -> Outcome | None:
         """Return the outcome of an earlier trial."""
-        return self._known.get(self._key(candidate))
+        found = self._records.find(self._key(candidate))
+        return None if found is None else Outcome.from_json(found["outcome"])
 
     def run(self, candidate: Candidate) -> Outcome:
         """Return what a trial gave, from the file or from new processes; it is added to the file."""
@@ -60,12 +84,7 @@ class Trials:
         if earlier is not None:
             return earlier
         outcome = self._start(candidate)
-        key = self._key(candidate)
-        self._known[key] = outcome
-        with (self._folder / RECORDS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"trial": json.loads(key), "outcome": outcome.to_json()}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        self._records.add(self._key(candidate), {"outcome": outcome.to_json()})
         return outcome
 
     def _spec(self, candidate: Candidate) -> dict[str, Any]:
@@ -78,59 +97,89 @@ class Trials:
             "steps": self._steps,
         }
 
-    def _key(self, candidate: Candidate) -> str:
-        return json.dumps({**self._spec(candidate), "card": str(self._cluster)}, sort_keys=True)
+    def _key(self, candidate: Candidate) -> dict[str, Any]:
+        return {**self._spec(candidate), "card": str(self._cluster)}
 
     def _start(self, candidate: Candidate) -> Outcome:
-        with tempfile.TemporaryDirectory(prefix=".trial-", dir=self._folder, ignore_cleanup_errors=True) as own:
-            spec, result, words = Path(own) / "spec.json", Path(own) / "result", Path(own) / "words"
-            spec.write_text(json.dumps({**self._spec(candidate), "folder": own}), encoding="utf-8")
+        with own_folder(self._records.folder) as own:
+            spec = own / "spec.json"
+            spec.write_text(json.dumps({**self._spec(candidate), "folder": str(own)}), encoding="utf-8")
             ranks = self._cluster.gpus
-            module = ["-m", "tonnage.tuning.trial", str(spec), str(result)]
             launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+            module = ["-m", "tonnage.tuning.trial", str(spec), str(own)]
             command = [sys.executable, *(launcher if ranks > 1 else []), *module]
-            with words.open("wb") as output:
-                process = subprocess.Popen(
-                    command,
-                    env=self._variables | environment(candidate.plan),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-                try:
-                    outcomes = self._wait(process, result, ranks)
-                finally:
-                    _end(process)
-            if outcomes:
-                return worst(outcomes)
-            code = process.returncode
-            killed = code == -signal.SIGKILL
-            said = words.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            reason = (
-                f"killed, as a system does that lacks host memory; it ended by {code}" if killed else f"exit {code}"
-            )
-            return Outcome(
-                ended="out_of_memory" if killed else "failed",
-                moment="load",
-                message=f"{reason}: {said[-1][:300] if said else 'no words'}",
-            )
+            variables = self._variables | environment(candidate.plan)
+            found, error = run_processes(command, variables, own, ranks=ranks, timeout_seconds=self._timeout_seconds)
+            return error or worst([Outcome.from_json(document["outcome"]) for document in found])
 
-    def _wait(self, process: subprocess.Popen[bytes], result: Path, ranks: int) -> list[Outcome]:
-        """Return the outcomes of all ranks, or what there is once one of them failed and the others had time."""
-        deadline = time.monotonic() + self._timeout_seconds
-        while True:
-            is_over = process.poll() is not None
-            files = [Path(f"{result}.{rank}") for rank in range(ranks)]
-            outcomes = [Outcome.from_json(json.loads(file.read_text())) for file in files if file.exists()]
-            if len(outcomes) == ranks or is_over:
-                return outcomes
-            if any(not outcome.holds for outcome in outcomes):
-                deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
-            if time.monotonic() > deadline:
-                late = f"no end after {self._timeout_seconds:g} s; give more with --timeout"
-                return outcomes or [Outcome(ended="failed", moment="unknown", message=late)]
-            time.sleep(_LOOK_SECONDS)
+
+@contextlib.contextmanager
+def own_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder of a trial's own, which is deleted with all that the trial saved."""
+    with tempfile.TemporaryDirectory(prefix=".trial-", dir=folder, ignore_cleanup_errors=True) as own:
+        yield Path(own)
+
+
+def run_processes(
+    command: list[str], variables: Mapping[str, str], own: Path, *, ranks: int | None, timeout_seconds: float
+) -> tuple[list[dict[str, Any]], Outcome | None]:
+    """Run a command until each rank has written RANK.json to the folder `own`, or one has failed, or time is over.
+
+    Return the documents, or the outcome of processes that left none.  The number of ranks is that of the documents
+    if it is None.  All processes are ended.
+    """
+    words = own / "words"
+    with words.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            env=dict(variables),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            found, is_late = _wait(process, own, ranks, timeout_seconds)
+        finally:
+            _end(process)
+    if found:
+        return found, None
+    if is_late:
+        late = f"no end after {timeout_seconds:g} s; give more with --timeout"
+        return [], Outcome(ended="failed", moment="unknown", message=late)
+    return [], _explain(process.returncode, words.read_text(encoding="utf-8", errors="replace"))
+
+
+def _explain(code: int, words: str) -> Outcome:
+    """Return the outcome of processes that ended without a word of their own."""
+    if code == -signal.SIGKILL:
+        killed = f"killed, as a system does that lacks host memory; it ended by {code}"
+        return Outcome(ended="out_of_memory", moment="load", message=killed)
+    said = words.strip().splitlines()
+    is_memory = any("out of memory" in line.lower() for line in said[-_LAST_LINES:])
+    last = said[-1][:300] if said else "no words"
+    return Outcome(ended="out_of_memory" if is_memory else "failed", moment="load", message=f"exit {code}: {last}")
+
+
+def _wait(
+    process: subprocess.Popen[bytes], own: Path, ranks: int | None, timeout_seconds: float
+) -> tuple[list[dict[str, Any]], bool]:
+    """Return the documents of all ranks, or what there is once one of them failed and the others had time.
+
+    The second value is True if the time was over.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        is_over = process.poll() is not None
+        found = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(own.glob("[0-9]*.json"))]
+        wanted = ranks or max((document["ranks"] for document in found), default=1)
+        if len(found) >= wanted or is_over:
+            return found, False
+        if any(document["outcome"]["ended"] != "finished" for document in found):
+            deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+        if time.monotonic() > deadline:
+            return found, True
+        time.sleep(_LOOK_SECONDS)
 
 
 def _check_folder(folder: Path) -> None:
@@ -150,16 +199,17 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _read(file: Path) -> dict[str, Outcome]:
-    """Return the outcomes in a file by their trials; a last line that was cut by a kill is left out."""
+def _read(file: Path) -> dict[str, dict[str, Any]]:
+    """Return the records in a file by their trials; a last line that was cut by a kill is left out."""
     if not file.exists():
         return {}
-    known: dict[str, Outcome] = {}
+    known: dict[str, dict[str, Any]] = {}
     lines = read_text(file, _MOST_BYTES).splitlines()
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            known[json.dumps(record["trial"], sort_keys=True)] = Outcome.from_json(record["outcome"])
+            Outcome.from_json(record["outcome"])
+            known[json.dumps(record["trial"], sort_keys=True)] = record
         except (ValueError, KeyError, TypeError) as error:
             if number < len(lines):
                 raise UnreadableFile(

@@ -102,8 +102,8 @@ def _train(job: Job, plan: Plan, world: World, steps: int, checkpoint: str) -> o
     step = _make_step(job, plan, world)
     accelerator = Accelerator(
         mixed_precision=plan.compute_dtype if plan.precision.endswith("-mixed") else "no",
-        **_accumulation(job, plan),
-        **_sharding(job, plan, world),
+        **accumulation_settings(job, plan),
+        **sharding_settings(job, plan, world),
     )
     module = _build_network(step)
     if plan.shard in SHARDING and (layers := common.layers_to_wrap(module)):
@@ -166,7 +166,8 @@ def _make_step(job: Job, plan: Plan, world: World) -> Step:
     return step
 
 
-def _accumulation(job: Job, plan: Plan) -> dict[str, Any]:
+def accumulation_settings(job: Job, plan: Plan) -> dict[str, Any]:
+    """Return the Accelerator's arguments for accumulated micro-batches."""
     if not plan.accum_sync:
         return {"gradient_accumulation_steps": job.grad_accum}
     from accelerate.utils import GradientAccumulationPlugin
@@ -198,7 +199,8 @@ def _make_optimizer(step: Step, module: nn.Module) -> Any:
     return new(parameters)
 
 
-def _sharding(job: Job, plan: Plan, world: World) -> dict[str, Any]:
+def sharding_settings(job: Job, plan: Plan, world: World) -> dict[str, Any]:
+    """Return the Accelerator's arguments by which it divides the network: FSDP2's plugin, and a mesh."""
     from accelerate import FullyShardedDataParallelPlugin
 
     if plan.shard not in SHARDING:

@@ -1,0 +1,120 @@
+"""A plan inside Lightning's Trainer trains as the Trainer alone; without it the import says what to install."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from networks import one_thread  # noqa: F401
+from real_text import batches, network
+from tonnage import Plan
+from tonnage.errors import UsageError
+
+STEPS, ACCUMULATED = 3, 2
+HAS_LIGHTNING = find_spec("lightning") is not None or find_spec("pytorch_lightning") is not None
+needs_lightning = pytest.mark.skipif(not HAS_LIGHTNING, reason="needs lightning")
+
+
+@pytest.mark.skipif(HAS_LIGHTNING, reason="lightning is installed")
+def test_without_lightning_one_line_says_what_to_install() -> None:
+    with pytest.raises(UsageError, match="pip install lightning"):
+        import tonnage.integrations.lightning  # noqa: F401
+
+
+def rows() -> list[dict[str, torch.Tensor]]:
+    return [batch for step in batches(STEPS, ACCUMULATED, rows=2) for batch in step]
+
+
+def make_module(model: Any) -> Any:
+    import lightning.pytorch as lightning
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = model
+            self.losses: list[float] = []
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            loss = self.network(**batch).loss
+            self.losses.append(loss.item())
+            return loss
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            assert self.network(**batch).logits.shape[-1] == 256
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=1e-3, foreach=True)
+
+    return Module()
+
+
+def fit(folder: Path, model: Any, **settings: Any) -> Any:
+    import lightning.pytorch as lightning
+
+    quiet: dict[str, Any] = {
+        **{"accelerator": "cpu", "devices": 1, "max_epochs": 1, "logger": False, "default_root_dir": str(folder)},
+        **{"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False},
+    }
+    module = make_module(model)
+    loader = torch.utils.data.DataLoader(rows(), batch_size=None)
+    lightning.Trainer(**{**quiet, **settings}).fit(module, loader, loader)
+    return module
+
+
+@needs_lightning
+@pytest.mark.parametrize(
+    ("choices", "tolerance"),
+    [
+        ({"checkpointing": "selective"}, 0.0),
+        ({"checkpointing": "budget=300KiB"}, 0.0),
+        ({"checkpointing": "full", "loss": "chunked"}, 1e-6),
+        ({"activation_offload": "cpu-streamed"}, 0.0),
+    ],
+)
+def test_equals_the_trainer_alone(choices: dict[str, Any], tolerance: float, tmp_path: Path) -> None:
+    from tonnage.integrations.lightning import PlanCallback, plan_arguments
+
+    alone, model = network(), network()
+    expected = fit(tmp_path, alone, accumulate_grad_batches=ACCUMULATED)
+    before = {module: ("forward" in vars(module), len(module._forward_hooks)) for module in model.modules()}
+    plan = Plan(**{"precision": "fp32", "optimizer": "adamw-foreach", **choices})
+    callback = PlanCallback(plan)
+    found = fit(tmp_path, model, accumulate_grad_batches=ACCUMULATED, callbacks=[callback], **plan_arguments(plan))
+    assert found.losses == pytest.approx(expected.losses, rel=max(tolerance, 1e-12))
+    for key, weights in alone.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[key], weights, rtol=0, atol=20 * tolerance, msg=key)
+    report = callback.plan_report
+    assert report.steps == STEPS
+    assert {effect.option for effect in report.effects} >= {"precision", "optimizer", *choices}
+    assert all(effect.took_effect for effect in report.effects), report.effects
+    assert {module: ("forward" in vars(module), len(module._forward_hooks)) for module in model.modules()} == before
+
+
+@needs_lightning
+def test_a_trainer_with_other_settings_is_refused(tmp_path: Path) -> None:
+    from tonnage.integrations.lightning import PlanCallback, plan_arguments
+
+    for choices, message in (
+        ({"precision": "bf16-mixed"}, "The plan needs precision='bf16-mixed', and the Trainer has '32-true'"),
+        ({"precision": "fp32", "clip_grad_norm": 0.5}, "needs gradient_clip_val=0.5, and the Trainer has None"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            fit(tmp_path, network(), callbacks=[PlanCallback(Plan(**choices))])
+    for choices, message in (
+        ({"shard": "zero3"}, "cannot carry out shard zero3 as it was estimated; possible: none, ddp"),
+        ({"tp": 2}, "cannot carry out tp 2"),
+        ({"optimizer_in_backward": True}, "optimizer-in-backward True"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            plan_arguments(Plan(**choices))
+
+
+@needs_lightning
+def test_the_older_package_is_taken_too() -> None:
+    code = "import sys; sys.modules['lightning'] = None; import tonnage.integrations.lightning"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == (find_spec("pytorch_lightning") is not None), done.stderr
