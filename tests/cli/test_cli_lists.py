@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tonnage.catalog.devices import device_names
 from tonnage.catalog.models import model_names
 
@@ -42,10 +44,10 @@ def test_search_without_a_match_exits_with_1(tonnage):
     assert (tonnage("models", "zzz", "--json").out, ended.code) == ("[]\n", 1)
 
 
-def test_configuration_is_printed_with_a_note_on_its_dtype(tonnage):
-    written = tonnage("models", "gpt2", "--config")
-    assert json.loads(written.out)["model_type"] == "gpt2"
-    assert "names no dtype" in written.err
+@pytest.mark.parametrize(("model", "dtype"), [("gpt2", "float32"), ("llama-3.1-8b", "bfloat16")])
+def test_configuration_is_printed_with_the_dtype_of_the_published_weights(model, dtype, tonnage):
+    written = tonnage("models", model, "--config")
+    assert json.loads(written.out)["torch_dtype"] == dtype
 
 
 def test_configuration_needs_an_exact_name(tonnage):

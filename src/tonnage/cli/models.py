@@ -1,7 +1,7 @@
 """`tonnage models`: the model configurations of the catalog."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,11 +9,6 @@ from tonnage.cli.options import Json
 
 if TYPE_CHECKING:
     from tonnage.catalog.models import Model
-
-_WITHOUT_DTYPE: Final = (
-    "It names no dtype, so from_config makes fp32 weights unless the script sets another dtype. "
-    '"dtype": "bfloat16" in the file gives the dtype of most published weights.'
-)
 
 
 def models(
@@ -29,12 +24,12 @@ def models(
     """
     from dataclasses import asdict
 
-    from tonnage.catalog.models import find_model, model_names
+    from tonnage.catalog.models import find_model, model_names, published_dtype
     from tonnage.cli.answer import emit, print_json
 
     if config:
-        print_json(_find_exact(search).config())
-        print(_WITHOUT_DTYPE, file=sys.stderr)
+        model = _find_exact(search)
+        print_json({**model.config(), "torch_dtype": published_dtype(model)})
         return 0
     known = [model for model in map(find_model, model_names()) if model is not None]
     chosen = [model for model in known if search is None or _contains(model, search)]

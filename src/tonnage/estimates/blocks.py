@@ -28,10 +28,13 @@ from tonnage.estimates.block_events import (
 from tonnage.trace.trace import Trace
 from tonnage.units import MIB
 
-PRIORITY: Final = ("parameter", "gradient", "optimizer_state", "communication", "activation", "workspace")
+PRIORITY: Final = (
+    *("parameter", "gradient", "optimizer_state", "kv_cache", "communication", "activation", "workspace"),
+)
 """The categories; if several claim a block, the first one gets it."""
 PARAMETER: Final = PRIORITY.index("parameter")
-OPTIMIZER_STATE, COMMUNICATION, ACTIVATION, WORKSPACE = (PRIORITY.index(name) for name in PRIORITY[2:])
+OPTIMIZER_STATE = PRIORITY.index("optimizer_state")
+COMMUNICATION, ACTIVATION, WORKSPACE = (PRIORITY.index(name) for name in PRIORITY[4:])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

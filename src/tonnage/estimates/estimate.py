@@ -23,6 +23,7 @@ CATEGORIES: Final = (
     "parameter",
     "gradient",
     "optimizer_state",
+    "kv_cache",
     "activation",
     "workspace",
     "communication",
@@ -235,6 +236,8 @@ class Estimate(Viewed):
     """The peak of all steps on a card without a limit; None if they fit, or were not run there."""
     needed_seconds: float | None = None
     """Seconds of a step on a card without a limit; None if unknown or `needed` is None."""
+    serving: dict[str, Any] | None = None
+    """The answer about an inference engine that was run (`tonnage.serving.answer`); None for training."""
     advice: tuple[Advice, ...] = ()
     """Changes that were tried where the steps do not fit, or only barely; best first."""
 
@@ -307,6 +310,8 @@ class Estimate(Viewed):
 
     def verdict(self) -> str:
         """Return one sentence: fits or not, with the numbers that decide."""
+        if self.serving is not None:
+            return "starts" if self.serving["starts"] else f"does not start: {self.serving['error']}"
         capacity = self.cluster.get("capacity_bytes")
         need = format_gib(self.peak.process_bytes)
         where = f"of {format_gib(capacity)}" if capacity else ""

@@ -39,7 +39,7 @@ class Life:
     mark: int
     """The mark under which it was allocated."""
     category: str
-    """`parameter`, `gradient`, `optimizer_state`, `communication`, `activation` or `workspace`."""
+    """One of `blocks.PRIORITY`: `parameter`, `kv_cache`, `activation`, ..."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

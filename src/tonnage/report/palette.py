@@ -32,6 +32,9 @@ LOOKS: Final[dict[str, Look]] = {
     "optimizer_state": Look(
         label="optimizer states", meaning="moments and master weights", colour="#009E73", glyph="▒", letter="O"
     ),
+    "kv_cache": Look(
+        label="KV cache", meaning="keys and values of the tokens so far", colour="#F0E442", glyph="▤", letter="K"
+    ),
     "activation": Look(label="activations", meaning="saved for backward", colour="#D55E00", glyph="░", letter="A"),
     "workspace": Look(
         label="workspace", meaning="temporaries, batches and library buffers", colour="#CC79A7", glyph="▚", letter="W"

@@ -62,6 +62,7 @@ def _command(estimate: Estimate) -> str:
 def _parts(estimate: Estimate, canvas: Canvas, suggests: bool) -> Iterator[Text | Table | Padding]:
     yield _verdict(estimate)
     yield from _notes(estimate)
+    yield from _serving(estimate, canvas)
     yield from _bar(estimate, canvas)
     yield from _out_of_memory(estimate)
     yield from _timeline(estimate, canvas)
@@ -96,6 +97,15 @@ def _notes(estimate: Estimate) -> Iterator[Padding]:
         rows = Table.grid(padding=(0, 1))
         rows.add_row(Text("Note:", style=TIGHT), text(note))
         yield Padding(rows, (1, 0, 0, 0))
+
+
+def _serving(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
+    if estimate.serving is not None:
+        yield title("The engine, on each GPU", canvas=canvas)
+        rows = Table.grid(padding=(0, 2))
+        for row in wording.serving_rows(estimate.serving):
+            rows.add_row(*map(text, row))
+        yield Padding(rows, (0, 0, 0, 2))
 
 
 # ---- the stacked bar -------------------------------------------------------------------------------------------

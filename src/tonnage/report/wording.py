@@ -61,6 +61,8 @@ class RankRow:
 
 def headline(estimate: Estimate) -> str:
     """Return the answer in two or three words."""
+    if estimate.serving is not None:
+        return "STARTS" if estimate.serving.get("starts") else "DOES NOT START"
     if not estimate.fits:
         return "DOES NOT FIT"
     return "FITS, BARELY" if estimate.is_tight else "FITS"
@@ -154,6 +156,8 @@ def card(estimate: Estimate) -> str:
 def need(estimate: Estimate) -> str:
     """Return the process's peak and the card's capacity, and the free memory or the moment without memory."""
     peak, capacity = estimate.peak, capacity_bytes(estimate)
+    if estimate.serving is not None:
+        return describe_serving(estimate.serving)
     if not estimate.fits_card:
         return _describe_shortage(estimate)
     if capacity is None:
@@ -167,6 +171,31 @@ def need(estimate: Estimate) -> str:
     free = max(capacity - peak.process_bytes - others, 0)
     used = f"{format_gib(peak.process_bytes)} of {format_gib(capacity)} ({percent(peak.process_bytes, capacity)})"
     return f"{used}{beside}; {format_gib(free)} free."
+
+
+def describe_serving(serving: Mapping[str, Any]) -> str:
+    """Return what an engine that starts has for requests, or why it does not start."""
+    if not serving.get("starts"):
+        return str(serving.get("error"))
+    held, tokens, concurrency = (serving.get(name) for name in ("kv_cache_bytes", "kv_cache_tokens", "concurrency"))
+    parts = [] if held is None else [f"KV cache {format_gib(held)}"]
+    parts += [] if tokens is None else [f"{tokens:,} tokens"]
+    if concurrency is not None and serving.get("max_len") is not None:
+        parts.append(f"{concurrency:,.2f} requests of {serving['max_len']:,} tokens at once")
+    return f"{', '.join(parts) or 'no KV cache was seen'}."
+
+
+def serving_rows(serving: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return names and values of what an engine holds on each GPU; what is unknown is left out."""
+    names = ("weights", "activation", "graphs", "outside_torch", "kv_cache")
+    rows = [
+        (name.replace("_", " "), format_gib(size))
+        for name in names
+        if (size := serving.get(f"{name}_bytes")) is not None
+    ]
+    if serving.get("blocks") is not None and serving.get("block_tokens") is not None:
+        rows.append(("blocks", f"{serving['blocks']:,} of {serving['block_tokens']} tokens"))
+    return [("engine", str(serving.get("engine"))), *rows]
 
 
 _REQUESTS_OUTSIDE_TORCH: Final = {"CUDA error": "a CUDA context", "Cuda failure": "NCCL's buffers"}

@@ -28,7 +28,8 @@ from tonnage.ghost import cards, termination
 from tonnage.ghost.environment import NO_CACHING, any_libraries, environment, interpreter, programs
 from tonnage.ghost.scratch import scratch
 from tonnage.ghost.wheel import Torch, find
-from tonnage.script import ending, launchers, trackers
+from tonnage.recorder.tonnage_recorder.engines import SERVED
+from tonnage.script import ending, engine_results, launchers, trackers
 from tonnage.script.process_results import ProcessResults, collect_results
 from tonnage.trace.trace import Trace
 
@@ -39,6 +40,9 @@ WRITING_SECONDS: Final = 120.0
 
 LATER_SECONDS: Final = 10.0
 """Time limit for ranks after the process that started them has ended well: some launchers do not wait for them."""
+
+_POLL_SECONDS: Final = 0.2
+"""Time between two looks whether an engine's server is ready."""
 
 _ACCOUNT: Final = "cards"
 """Name of the file in the folder of a run that counts the memory of each GPU."""
@@ -142,7 +146,9 @@ def run(
             or _has_other_peaks(again.results, made.results)
         ):
             made, notes = again, [ending.note_followed(failed)]
-    notes += ending.judge(made.command, made.results, made.ended, steps, timeout_seconds)
+    serves = engine_results.is_serving(made.results)
+    how = engine_results.judge(made.results, made.ended, timeout_seconds) if serves else None
+    notes += ending.judge(made.command, made.results, made.ended, steps, timeout_seconds) if how is None else how
     notes += [ending.note_shared(card, made.results.names, cluster) for card in made.cards if len(card.holders) > 1]
     summed = estimate_from_traces(
         made.results.traces,
@@ -154,7 +160,9 @@ def run(
     )
     documents = tuple(_card_document(card, made.results.names) for card in made.cards)
     estimate = with_buckets_of_script(summed.estimate)
-    if seconds:
+    if serves:
+        estimate = engine_results.with_serving(estimate, made.results)
+    elif seconds:
         estimate = _with_time(estimate, made.results.traces, cluster)
     return replace(summed, estimate=replace(estimate, cards=documents))
 
@@ -252,7 +260,7 @@ def _run_command(command: list[str], variables: dict[str, str], timeout_seconds:
             preexec_fn=termination.ends_with(os.getpid()),
         )
         try:
-            ended = _wait(process, timeout_seconds)
+            ended = _wait(process, timeout_seconds, folder / SERVED)
             if ended == 0:
                 _wait_for_traces(folder, LATER_SECONDS)
             stop()
@@ -270,12 +278,13 @@ def _end_line() -> None:
             os.write(2, b"\n")
 
 
-def _wait(process: "subprocess.Popen[bytes]", timeout_seconds: float) -> int | None:
-    """Return the exit code of a process, or None if it has not ended at the time limit."""
-    try:
-        return process.wait(timeout=timeout_seconds)
-    except subprocess.TimeoutExpired:
-        return None
+def _wait(process: "subprocess.Popen[bytes]", timeout_seconds: float, served: Path) -> int | None:
+    """Return the exit code of a process, or None if it has not ended at the time limit, or when `served` exists."""
+    deadline = time.monotonic() + timeout_seconds
+    while (left := deadline - time.monotonic()) > 0 and not served.exists():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(timeout=min(left, _POLL_SECONDS))
+    return process.poll()
 
 
 @contextlib.contextmanager

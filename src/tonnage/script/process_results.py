@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tonnage.recorder.tonnage_recorder.engines import FACTS, SERVED
 from tonnage.trace import operations
 from tonnage.trace import trace as traces
 from tonnage.trace.trace import Trace
@@ -29,6 +30,10 @@ class ProcessResults:
     """True if a Python of the command found the ghost."""
     missing: tuple[str, ...] = ()
     """Packages that the program's own code imports and that are not installed."""
+    engines: tuple[dict[str, Any], ...] = ()
+    """Facts of the processes of an inference engine, the oldest first (`tonnage_recorder.engines`)."""
+    served: bool = False
+    """True if an engine's server was ready for requests, by which the command was ended."""
 
 
 def collect_results(folder: Path) -> ProcessResults:
@@ -43,6 +48,8 @@ def collect_results(folder: Path) -> ProcessResults:
     started = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.progress"))}
     cut_off = [progress for process, progress in started.items() if process not in loaded]
     return ProcessResults(
+        engines=tuple(json.loads(path.read_text()) for path in _sort_by_age(folder.glob(f"*{FACTS}"))),
+        served=(folder / SERVED).exists(),
         traces=tuple(by_rank[rank][-1] for rank in sorted(by_rank)),
         others=tuple(trace for rank in sorted(by_rank) for trace in by_rank[rank][:-1]),
         cut_off=tuple(sorted(cut_off, key=lambda process: int(process["rank"]))),

@@ -51,7 +51,7 @@ def answers(
     run = _run(asked, steps, rank, progress)
     took_seconds = time.monotonic() - began
     estimate = run.estimate
-    if not estimate.wants_advice:
+    if not estimate.wants_advice or estimate.serving is not None:
         yield run
         return
     whole = run

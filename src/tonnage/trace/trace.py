@@ -86,7 +86,7 @@ class Claim(NamedTuple):
     mark: int
     address: int
     category: str
-    """`parameter`, `gradient`, `optimizer_state` or `communication`."""
+    """`parameter`, `gradient`, `optimizer_state`, `kv_cache` or `communication`."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -34,6 +34,9 @@ ALIVE = "alive"
 _PROGRESS = ".progress"
 """Ending of the file with the progress of a process that uses the GPU."""
 
+_WRITING_SECONDS = 60.0
+"""Longest time for which a process that is killed may write its trace."""
+
 REACHED = "reached"
 """Name of a file that exists once a Python process of the command has found the ghost."""
 
@@ -82,6 +85,15 @@ def _has_compiled() -> bool:
     return bool(frames)
 
 
+def _runs(process: int) -> bool:
+    """Return whether a process exists and is no zombie."""
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def _name() -> str:
     """Return a readable name of this process: the program's file, and which of its processes it is."""
     program = os.path.basename(getattr(sys, "argv", [""])[0]) or "python"
@@ -98,7 +110,7 @@ class Recording:
         self.source = source
         self.assumed = assumed
         self.ended: dict[str, Any] = {}
-        self._leave = os._exit
+        self._leave, self._kill = os._exit, os.kill
         self._process: int | None = None
         self._written = threading.Lock()
         self._has_stepped = False
@@ -191,6 +203,19 @@ class Recording:
         """Write the trace and end the process at once; replaces os._exit."""
         self.write()
         self._leave(status if self._counted is None else 0)
+
+    def kill(self, process: int, number: int) -> None:
+        """Send a signal; SIGKILL only once the process has written its trace.  Replaces os.kill.
+
+        Engines kill their workers a few seconds after they asked them to end.
+        """
+        path = os.path.join(self.folder, str(process))
+        deadline = time.monotonic() + _WRITING_SECONDS
+        while number == signal.SIGKILL and os.path.exists(path + _PROGRESS) and not os.path.exists(f"{path}.trace"):
+            if not _runs(process) or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        self._kill(process, number)
 
     def at_exit(self) -> None:
         """Write the trace when Python is about to end by itself.

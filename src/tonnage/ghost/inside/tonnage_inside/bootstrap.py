@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tonnage_recorder import allocator_guard, native, outcome, ranks, recording
+from tonnage_recorder.engines import Engines
 from tonnage_recorder.imports import after_import, expect
 from tonnage_recorder.script import Script
 from tonnage_recorder.watch import Watch
@@ -25,6 +26,8 @@ IMPORT_TORCH = (
     *("transformers.trainer", "transformers.training_args", "transformers.distributed.expert_parallel"),
     *("accelerate.accelerator", "peft.peft_model", "safetensors.torch", "deepspeed.runtime.engine"),
     *("deepspeed.ops.op_builder.builder", "deepspeed.runtime.zero.utils", "diffusers.models.modeling_utils"),
+    *("transformers.cache_utils", "transformers.generation.continuous_batching.cache"),
+    *("vllm.engine.arg_utils", "vllm.v1.engine.core", "vllm.v1.worker.gpu_worker", "flashinfer.jit.core"),
 )
 """Patched modules that may be the first to import torch."""
 
@@ -69,10 +72,11 @@ def _start(torch: ModuleType, script: Script, environment: dict[str, str], hub: 
     watch.on_end = recorded.end
     watch.script = script
     watch.start()
+    Engines(watch, environment["TONNAGE_OUT"], recorded.ended, policy.assumed).listen()
     torch.cuda._lazy_call(lambda: allocator_guard.install(torch))
     torch.cuda._lazy_call(recorded.begin)
     optimizer.register_optimizer_step_post_hook(recorded.note)
     outcome.hear_uncaught(watch, recorded.ended)
     outcome.hear_spawned(torch, watch, recorded.ended)
     atexit.register(recorded.at_exit)
-    os._exit = recorded.leave_at_once
+    os._exit, os.kill = recorded.leave_at_once, recorded.kill

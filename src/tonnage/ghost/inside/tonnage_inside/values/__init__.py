@@ -29,6 +29,7 @@ from . import (
     generation_loop,
     host_arithmetic,
     integers,
+    jit,
     lengths,
     mask_selection,
     masks,
@@ -38,6 +39,7 @@ from . import (
     result_sizes,
     routing,
     scripted,
+    serving,
     tuning,
 )
 from .policy import Policy
@@ -75,6 +77,9 @@ _OF_LIBRARIES: tuple[tuple[str, Callable[[Policy, ModuleType], None]], ...] = (
     ("torchvision.models.detection.rpn", detection.patch_proposals),
     ("torchvision.models.detection.roi_heads", detection.patch_heads),
     ("diffusers.models.modeling_utils", diffusion.patch),
+    ("flashinfer.jit.core", jit.patch),
+    ("vllm.engine.arg_utils", serving.patch_arguments),
+    ("vllm.v1.worker.gpu.model_runner", serving.patch_sampler),
 )
 """Patches of modules of libraries, made when these are imported."""
 

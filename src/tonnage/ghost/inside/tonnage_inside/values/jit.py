@@ -1,0 +1,37 @@
+"""Kernels that FlashInfer compiles with nvcc at first use, for minutes: modules of functions that do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .policy import Policy
+
+
+class _Nothing:
+    """A module whose functions, whatever their names, do nothing and return None."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def do_nothing(*_args: Any, **_kwargs: Any) -> None:
+            self._policy.use("jit")
+
+        return do_nothing
+
+    __getitem__ = __getattr__
+
+
+def patch(policy: Policy, module: ModuleType) -> None:
+    """Patch `flashinfer.jit.core`."""
+
+    def build_and_load(_spec: Any, *_args: Any, **_kwargs: Any) -> _Nothing:
+        return _Nothing(policy)
+
+    module.JitSpec.build_and_load = build_and_load

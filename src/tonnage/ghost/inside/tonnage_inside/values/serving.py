@@ -1,0 +1,73 @@
+"""Inference engines: weights and tokenizers that are not read, and tokens that are sampled.
+
+vLLM's model runner counts the sampled tokens of each request on the card, where they read as zero; the host knows
+whether a request's prompt is complete in this step, so that it gets one.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from .policy import Policy
+
+_READ: Final = ("auto", "hf", "safetensors", "pt", "npcache", "fastsafetensors", "instanttensor", "runai_streamer")
+"""vLLM's load formats that only read a checkpoint's tensors."""
+
+_TOKENIZERS: Final = ("tokenizer", "vocab", "merges", "tekken", "spiece", "sentencepiece")
+"""Beginnings of the names of a tokenizer's files."""
+
+
+def patch_arguments(policy: Policy, module: ModuleType) -> None:
+    """Patch `vllm.engine.arg_utils`: weights are not read, and a folder without a tokenizer is served without one."""
+    create = module.EngineArgs.create_engine_config
+
+    @functools.wraps(create)
+    def create_engine_config(arguments: Any, *args: Any, **kwargs: Any) -> Any:
+        if str(getattr(arguments, "load_format", "")) in _READ:
+            arguments.load_format = "dummy"
+            policy.use("weights")
+        folder = arguments.tokenizer or arguments.model
+        if not arguments.skip_tokenizer_init and os.path.isdir(folder) and not _has_tokenizer(folder):
+            arguments.skip_tokenizer_init = True
+            policy.use("tokenizer")
+        return create(arguments, *args, **kwargs)
+
+    module.EngineArgs.create_engine_config = create_engine_config
+
+
+def _has_tokenizer(folder: str) -> bool:
+    return any(name.startswith(_TOKENIZERS) for name in os.listdir(folder))
+
+
+def patch_sampler(policy: Policy, module: ModuleType) -> None:
+    """Patch `vllm.v1.worker.gpu.model_runner`: each request with its whole prompt gets one token, which ends none."""
+    sample = module.GPUModelRunner.sample
+
+    @functools.wraps(sample)
+    def sampled(runner: Any, hidden_states: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        result = sample(runner, hidden_states, batch, *args, **kwargs)
+        output, counts, rejected = result
+        torch = policy.torch
+        complete = torch.from_numpy(batch.num_computed_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np)
+        logits = torch.from_numpy(batch.cu_num_logits_np[1:] - batch.cu_num_logits_np[:-1])
+        count = len(complete)
+        policy.use("sampled")
+        policy.write(counts[:count], complete.to(counts.dtype))
+        if rejected is not None:
+            policy.write(rejected[:count], torch.where(complete, logits[:count] - 1, 0).to(rejected.dtype))
+        word = _harmless_word(getattr(getattr(runner, "model_config", None), "hf_config", None))
+        policy.write(output.sampled_token_ids, torch.full(output.sampled_token_ids.shape, word))
+        return result
+
+    module.GPUModelRunner.sample = sampled
+
+
+def _harmless_word(config: Any) -> int:
+    """Return a token that ends no text."""
+    ends = getattr(config, "eos_token_id", None)
+    known = set(ends) if isinstance(ends, list) else {ends}
+    return next(word for word in range(len(known) + 1) if word not in known)

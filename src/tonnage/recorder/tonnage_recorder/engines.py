@@ -1,0 +1,353 @@
+"""Inference engines: facts about their memory as they start, their KV cache, and when they are ready.
+
+    {"engine": "vllm 0.33.0", "ready": true, "kv_cache_tokens": 466432, "last_words": "Starting vLLM server ..."}
+
+Each process of an engine (server, core, workers) writes its facts into `PID.serving` in the folder of the run.  They
+come from the engine's objects where these have bytes, and else from its own words in its log.  An error with which a
+part of the engine does not start is noted before the engine wraps it into others.
+"""
+
+import functools
+import inspect
+import json
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from types import ModuleType
+from typing import Any
+
+from . import outcome
+from .imports import after_import
+from .tensors import tensors_in
+
+FACTS = ".serving"
+"""Ending of the file with the facts of a process."""
+
+SERVED = "served"
+"""Name of a file that exists once a server of the command takes requests."""
+
+_PACKAGES = ("vllm", "sglang")
+"""Packages whose log is listened to."""
+
+_STARTED = (
+    ("vllm.v1.engine.core", "EngineCore"),
+    ("sglang.srt.managers.scheduler", "Scheduler"),
+)
+"""Classes whose constructor starts the engine: when it returns, the engine is ready."""
+
+_PARTS = (
+    ("vllm.engine.arg_utils", "EngineArgs", ("create_engine_config",)),
+    ("vllm.v1.worker.gpu_worker", "Worker", ("init_device", "load_model", "determine_available_memory")),
+    ("vllm.v1.worker.gpu_worker", "Worker", ("initialize_from_config", "compile_or_warm_up_model")),
+    ("sglang.srt.server_args", "ServerArgs", ("__post_init__",)),
+)
+"""Methods in other processes, or before that constructor, whose errors are why an engine does not start."""
+
+_MOST_WORDS = 400
+"""Characters of a line of the log that are kept."""
+
+_GIB = 1 << 30
+_NUMBER = r"([\d,]+(?:\.\d+)?)"
+
+_WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (rf"KV cache size: {_NUMBER} tokens", ("kv_cache_tokens",)),
+    (rf"Maximum concurrency for {_NUMBER} tokens per request: {_NUMBER}x", ("max_len", "concurrency")),
+    (rf"Graph capturing finished in .*? took {_NUMBER} GiB", ("graphs_gib",)),
+    (rf"\bmax_total_num_tokens={_NUMBER}", ("kv_cache_tokens",)),
+    (rf"\bcontext_len={_NUMBER}", ("max_len",)),
+    (rf"K size: {_NUMBER} GB, V size: {_NUMBER} GB", ("keys_gib", "values_gib")),
+)
+"""What engines say in their log, and the facts that it states; SGLang's GB are GiB."""
+
+
+class Engines:
+    """The engine of one process; `folder` gets its facts, and `ended` the outcome if it does not start.
+
+    `assumed` returns the assumptions of this process, which may leave no trace.
+    """
+
+    def __init__(
+        self, watch: Any, folder: str, ended: dict[str, Any], assumed: Callable[[], list[str]] = lambda: []
+    ) -> None:
+        self.facts: dict[str, Any] = {}
+        self._watch, self._folder, self._ended, self._assumed = watch, folder, ended, assumed
+        self._places: dict[int, set[int]] = {}
+
+    def listen(self) -> None:
+        """Note facts from now on, whoever imports an engine and whenever."""
+        self._hear_log()
+        for module, name in _STARTED:
+            after_import(module, functools.partial(self._hear_start, name))
+        for module, name, methods in _PARTS:
+            after_import(module, functools.partial(self._hear_parts, name, methods))
+        after_import("vllm.v1.worker.gpu_worker", self._hear_worker)
+        after_import("uvicorn.server", self._hear_server)
+        after_import("transformers.cache_utils", self._hear_caches)
+        after_import("transformers.generation.utils", self._hear_generate)
+        after_import("transformers.generation.continuous_batching.cache", self._hear_paged_cache)
+
+    def note(self, **facts: Any) -> None:
+        """Add facts, and write all of them."""
+        self.facts |= {**facts, "assumed": self._assumed()}
+        path = os.path.join(self._folder, f"{os.getpid()}{FACTS}")
+        with suppress(OSError):  # tonnage has given up and removed the folder
+            with open(f"{path}.partial", "w") as file:
+                json.dump(self.facts, file)
+            os.replace(f"{path}.partial", path)
+
+    def note_error(self, engine: str, error: BaseException) -> None:
+        """Note why the engine does not start; the first error of a process counts."""
+        if "error" in self.facts:
+            return
+        described = outcome.describe(error)
+        kind, words = described["error"], described["message"]
+        self.note(engine=name_engine(engine), at=time.time(), kind=kind, error=words)
+        self._ended.update(outcome.of_exception(error, self._watch))
+
+    # ---- what all engines have ---------------------------------------------------------------------------------
+
+    def _hear_log(self) -> None:
+        loggers: Any = logging.Logger
+        handle = loggers.handle
+
+        @functools.wraps(handle)
+        def heard(logger: logging.Logger, record: logging.LogRecord) -> None:
+            package = logger.name.partition(".")[0]
+            if package in _PACKAGES:
+                with suppress(Exception):  # a message that does not go with its arguments is the program's affair
+                    self._note_words(package, record.getMessage())
+            handle(logger, record)
+
+        loggers.handle = heard
+
+    def _note_words(self, package: str, message: str) -> None:
+        self.note(
+            engine=name_engine(package),
+            at=time.time(),
+            last_words=" ".join(message.split())[:_MOST_WORDS],
+            **read_words(message),
+        )
+
+    def _hear_start(self, name: str, module: ModuleType) -> None:
+        kind, engine = getattr(module, name), module.__name__.partition(".")[0]
+        original = kind.__init__
+
+        @functools.wraps(original)
+        def start(core: Any, *args: Any, **kwargs: Any) -> None:
+            with self._failing(engine):
+                original(core, *args, **kwargs)
+            self.note(engine=name_engine(engine), ready=True, **_of_vllm_config(getattr(core, "vllm_config", None)))
+
+        kind.__init__ = start
+
+    def _hear_parts(self, name: str, methods: Iterable[str], module: ModuleType) -> None:
+        kind, engine = getattr(module, name), module.__name__.partition(".")[0]
+        for method in methods:
+            original = getattr(kind, method, None)
+            if original is not None:
+                setattr(kind, method, self._failing(engine)(original))
+
+    @contextmanager
+    def _failing(self, engine: str) -> Iterator[None]:
+        """Note an error that ends this part of an engine."""
+        try:
+            yield
+        except Exception as error:
+            self.note_error(engine, error)
+            raise
+        self.note(engine=name_engine(engine))
+
+    def _hear_server(self, module: ModuleType) -> None:
+        startup = module.Server.startup
+
+        @functools.wraps(startup)
+        async def start(server: Any, *args: Any, **kwargs: Any) -> None:
+            await startup(server, *args, **kwargs)
+            if server.started and any(package in sys.modules for package in _PACKAGES):
+                with suppress(OSError), open(os.path.join(self._folder, SERVED), "w"):
+                    pass
+
+        module.Server.startup = start
+
+    # ---- vLLM --------------------------------------------------------------------------------------------------
+
+    def _hear_worker(self, module: ModuleType) -> None:
+        kind = module.Worker
+        profiling, load, initialize = module.memory_profiling, kind.load_model, kind.initialize_from_config
+
+        @contextmanager
+        def profile(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            with profiling(*args, **kwargs) as result:
+                yield result
+            self.note(activation_bytes=int(result.torch_peak_increase))
+
+        @functools.wraps(load)
+        def load_model(worker: Any, *args: Any, **kwargs: Any) -> Any:
+            result = load(worker, *args, **kwargs)
+            with suppress(AttributeError):
+                self.note(rank=int(worker.rank), weights_bytes=int(worker.model_runner.model_memory_usage))
+            return result
+
+        @functools.wraps(initialize)
+        def initialize_from_config(worker: Any, *args: Any, **kwargs: Any) -> Any:
+            result = initialize(worker, *args, **kwargs)
+            caches = getattr(worker.model_runner, "kv_caches", ())
+            self.note(kv_cache_bytes=self._claim(caches))
+            return result
+
+        vars(module)["memory_profiling"] = profile
+        kind.load_model, kind.initialize_from_config = load_model, initialize_from_config
+
+    # ---- transformers ------------------------------------------------------------------------------------------
+
+    def _hear_caches(self, module: ModuleType) -> None:
+        kind = module.Cache
+        for name in ("update", "update_conv_state", "update_recurrent_state"):
+            original = kind.__dict__.get(name)
+            if original is not None:
+                setattr(kind, name, self._following(original))
+
+    def _following(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method of a Cache that claims the layer's tensors after each update without gradients."""
+        torch, position = self._watch.torch, list(inspect.signature(original).parameters).index("layer_idx")
+
+        @functools.wraps(original)
+        def update(cache: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(cache, *args, **kwargs)
+            if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
+                self._follow(cache, kwargs["layer_idx"] if "layer_idx" in kwargs else args[position - 1])
+            return result
+
+        return update
+
+    def _follow(self, cache: Any, index: int) -> None:
+        """Claim the tensors of a layer's cache that are new; after the last layer, note the cache if it is the
+        largest yet.
+        """
+        layers = getattr(cache, "layers", ())
+        if index >= len(layers):
+            return
+        fresh = self._tensors(layers[index])
+        places = {t.data_ptr() for t in fresh}
+        known, self._places[index] = self._places.get(index, set()), places
+        self._claim([t for t in fresh if t.data_ptr() not in known])
+        if index == len(layers) - 1:
+            held = [t for layer in layers for t in self._tensors(layer)]
+            count = sum({t.data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
+            if count > self.facts.get("kv_cache_bytes", 0):
+                self.facts |= {"kv_cache_bytes": count, **_shape(layers)}
+
+    def _tensors(self, layer: Any) -> list[Any]:
+        """Return keys, values and states of a layer's cache on the GPU; its counters have one dimension or none."""
+        return [t for t in tensors_in(vars(layer), self._watch.torch.Tensor) if t.is_cuda and t.ndim > 1]
+
+    def _hear_generate(self, module: ModuleType) -> None:
+        kind = module.GenerationMixin
+        generate = kind.generate
+
+        @functools.wraps(generate)
+        def generated(mixin: Any, *args: Any, **kwargs: Any) -> Any:
+            answer = generate(mixin, *args, **kwargs)
+            if "kv_cache_bytes" in self.facts:
+                self.note(engine=name_engine("transformers"), ready=True)
+            return answer
+
+        kind.generate = generated
+
+    def _hear_paged_cache(self, module: ModuleType) -> None:
+        kind = module.PagedAttentionCache
+        original = kind.__init__
+
+        @functools.wraps(original)
+        def make(cache: Any, *args: Any, **kwargs: Any) -> None:
+            with self._failing("transformers"):
+                original(cache, *args, **kwargs)
+            held = list({t.data_ptr(): t for t in tensors_in(vars(cache), self._watch.torch.Tensor)}.values())
+            block_tokens = _first(cache, "block_size", "page_size") or _tokens_of_page(cache)
+            tokens = None if block_tokens is None else cache.num_blocks * block_tokens
+            self._claim(held)
+            self.note(
+                engine=name_engine("transformers"),
+                ready=True,
+                kv_cache_bytes=sum(t.untyped_storage().nbytes() for t in held),
+                blocks=cache.num_blocks,
+                block_tokens=block_tokens,
+                kv_cache_tokens=tokens,
+            )
+
+        kind.__init__ = make
+
+    def _claim(self, caches: Any) -> int:
+        """Claim the memory of tensors, however nested, as KV cache; return its bytes."""
+        torch, watch = self._watch.torch, self._watch
+        held = {
+            storage.data_ptr(): (tensor, storage.nbytes())
+            for tensor in tensors_in(list(caches), torch.Tensor)
+            if (storage := tensor.untyped_storage()).nbytes()
+        }
+        if held:
+            _, phase, module = watch.marks[-1]
+            watch.mark(phase, module)  # a claim is of blocks that existed when a mark began
+        for tensor, _ in held.values():
+            watch.claim(tensor, "kv_cache")
+        return sum(count for _, count in held.values())
+
+
+def name_engine(package: str) -> str:
+    """Return an engine's name with its version, if it is known: `vllm 0.33.0`."""
+    version = getattr(sys.modules.get(package), "__version__", None)
+    return f"{package} {version}" if version else package
+
+
+def read_words(message: str) -> dict[str, Any]:
+    """Return the facts that a line of an engine's log states: tokens, concurrency, bytes of graphs."""
+    facts: dict[str, float] = {}
+    for pattern, names in _WORDS:
+        match = re.search(pattern, message)
+        if match is not None:
+            facts |= zip(names, (float(text.replace(",", "")) for text in match.groups()), strict=True)
+    graphs, keys, values = (facts.pop(name, None) for name in ("graphs_gib", "keys_gib", "values_gib"))
+    told: dict[str, Any] = {name: value if name == "concurrency" else int(value) for name, value in facts.items()}
+    if graphs is not None:
+        told["graphs_bytes"] = round(graphs * _GIB)
+    if keys is not None and values is not None:
+        told["kv_cache_bytes"] = round((keys + values) * _GIB)
+    return told
+
+
+def _of_vllm_config(config: Any) -> dict[str, Any]:
+    """Return what vLLM decided: blocks, tokens of one, the maximal length, whether it runs without graphs."""
+    if config is None:
+        return {}
+    cache, model = config.cache_config, config.model_config
+    return {
+        "blocks": cache.num_gpu_blocks,
+        "block_tokens": cache.block_size,
+        "max_len": model.max_model_len,
+        **({"graphs_bytes": 0} if model.enforce_eager else {}),
+    }
+
+
+def _shape(layers: Any) -> dict[str, Any]:
+    """Return sequences, their length and tokens of a cache, by the keys of its longest layer."""
+    keys = (getattr(layer, "keys", None) for layer in layers)
+    shapes = [k.shape for k in keys if k is not None and getattr(k, "ndim", 0) == 4]
+    if not shapes:
+        return {}
+    sequences, length = max((int(shape[0]), int(shape[2])) for shape in shapes)
+    return {"concurrency": float(sequences), "max_len": length, "kv_cache_tokens": sequences * length}
+
+
+def _first(owner: Any, *names: str) -> int | None:
+    """Return the first of these attributes that exists."""
+    return next((int(value) for name in names if (value := getattr(owner, name, None)) is not None), None)
+
+
+def _tokens_of_page(cache: Any) -> int | None:
+    """Return the tokens of a page, which the allocators of a newer cache know."""
+    allocators = getattr(cache, "cache_allocators", None)
+    return next((int(a.tokens_per_page) for a in allocators.values()), None) if allocators else None

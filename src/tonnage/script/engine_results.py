@@ -1,0 +1,110 @@
+"""The answer about an inference engine that a dry-run started, from the facts that its processes left.
+
+The command ended by itself, or was ended when its server took requests; or the engine gave up, in its own words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from tonnage.errors import DoesNotStart, TrialFailed
+from tonnage.estimates.estimate import Estimate
+from tonnage.script.process_results import ProcessResults
+from tonnage.serving.answer import Serving
+
+_REFUSALS: Final = ("ValueError", "ValidationError", "MemoryError", "OutOfMemoryError")
+"""Errors by which an engine refuses a configuration, or runs out of memory; any other is a failure of the command."""
+
+_SHORT_OF_MEMORY: Final = ("not enough memory", "out of memory", "No available memory")
+"""Words of an error of another class that is about memory."""
+
+_BY_WORST: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
+    **dict.fromkeys(("weights_bytes", "activation_bytes", "graphs_bytes"), max),
+    **dict.fromkeys(("kv_cache_bytes", "kv_cache_tokens", "blocks", "concurrency"), min),
+    **dict.fromkeys(("block_tokens", "max_len"), max),
+}
+"""Facts, and which of several processes' values is the worst rank's."""
+
+
+def is_serving(results: ProcessResults) -> bool:
+    """Return True if the command runs an inference engine and trains nothing."""
+    trains = any(trace.steps for trace in results.traces)
+    return not trains and any("engine" in facts for facts in results.engines)
+
+
+def refusal(results: ProcessResults) -> str | None:
+    """Return the words in which the engine refused to start; None if it did not."""
+    errors = sorted((facts for facts in results.engines if "error" in facts), key=lambda facts: float(facts["at"]))
+    refused = next((facts for facts in errors if _is_refusal(facts)), None)
+    return None if refused is None else str(refused["error"])
+
+
+def _is_refusal(facts: Mapping[str, Any]) -> bool:
+    about_memory = any(words.lower() in str(facts["error"]).lower() for words in _SHORT_OF_MEMORY)
+    return facts["kind"] in _REFUSALS or about_memory
+
+
+def is_ready(results: ProcessResults) -> bool:
+    """Return True if an engine of the command got ready."""
+    return any(facts.get("ready") for facts in results.engines)
+
+
+def summarise(results: ProcessResults) -> Serving:
+    """Return what the engine's processes said, for the worst rank."""
+    engine = next(str(facts["engine"]) for facts in results.engines if "engine" in facts)
+    error = refusal(results)
+    told = {name: [f[name] for f in results.engines if f.get(name) is not None] for name in _BY_WORST}
+    worst = {name: pick(told[name]) for name, pick in _BY_WORST.items() if told[name]}
+    return Serving(engine=engine, starts=error is None, error=error, **worst)
+
+
+def judge(results: ProcessResults, ended: int | None, timeout_seconds: float) -> list[str] | None:
+    """Return the notes about how the engine ended; None if that is to be judged as of any command.
+
+    Raises DoesNotStart if it refused before it used a GPU, and TrialFailed if it was not ready in time.
+    """
+    words = refusal(results)
+    engine = next(str(facts["engine"]) for facts in results.engines if "engine" in facts)
+    if words is not None:
+        if not results.traces:
+            raise DoesNotStart(f"{engine} does not start: {words}")
+        return []
+    if results.served and results.traces:
+        return ["The engine was ready for requests, and was ended."]
+    if ended is None and is_ready(results) and results.traces:
+        return [f"The command was stopped after {timeout_seconds:.0f} s; the engine had started."]
+    if ended is None and not is_ready(results):
+        last = max(
+            (facts for facts in results.engines if "last_words" in facts), key=lambda f: float(f["at"]), default={}
+        )
+        said = f"; its last words: {last['last_words']}" if last else ""
+        raise TrialFailed(
+            f"{engine} was not ready after {timeout_seconds:.0f} s{said}. Give it more time with --timeout."
+        )
+    return [] if ended == 0 and results.traces else None
+
+
+def with_serving(estimate: Estimate, results: ProcessResults) -> Estimate:
+    """Return the estimate with the engine's answer, completed by what was measured on the ghost."""
+    serving, coverage = summarise(results), estimate.coverage
+    by_category = estimate.peak.by_category
+    measured = replace(
+        serving,
+        weights_bytes=serving.weights_bytes or by_category.get("parameter") or None,
+        outside_torch_bytes=by_category.get("runtime"),
+    )
+    return replace(
+        estimate,
+        serving=measured.to_json(),
+        fits=serving.starts and estimate.fits,
+        coverage=replace(coverage, assumed=(*coverage.assumed, *assumptions(results))),
+    )
+
+
+def assumptions(results: ProcessResults) -> list[str]:
+    """Return what processes without a trace, such as an engine's server, assumed beyond those with one."""
+    known = {text for trace in results.traces for text in trace.assumed}
+    told = (str(text) for facts in results.engines for text in facts.get("assumed", ()))
+    return [text for text in dict.fromkeys(told) if text not in known]

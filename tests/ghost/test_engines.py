@@ -1,0 +1,158 @@
+"""Inference engines in a dry-run: a small one of our own with vLLM's names, and transformers' own two.
+
+vLLM itself is run by `test_vllm.py`, where it is installed.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tonnage.errors import DoesNotStart, TrialFailed
+from tonnage.estimates.timeline import timeline
+
+MIB = 1 << 20
+PROGRAMS = Path(__file__).parents[1] / "programs"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model without weights and without a tokenizer."""
+    made = tmp_path_factory.mktemp("model")
+    (made / "config.json").write_text("{}")
+    return str(made)
+
+
+def test_a_server_ends_the_run_when_it_is_ready(dry_run: Any, folder: str) -> None:
+    answer = dry_run("engine.py", folder, "1024", "0.5", "serve", gpu="t4")
+    arguments, core = answer.printed
+    assert arguments == {"load_format": "dummy", "skips": True}
+    estimate = answer.run.estimate
+    assert estimate.fits
+    assert estimate.serving == {
+        "engine": "vllm 9.9",
+        "starts": True,
+        "error": None,
+        "weights_bytes": 32 * MIB,
+        "activation_bytes": estimate.serving["activation_bytes"],
+        "graphs_bytes": 0,
+        "outside_torch_bytes": estimate.peak.by_category["runtime"],
+        "kv_cache_bytes": core["blocks"] * 16 * MIB,
+        "kv_cache_tokens": core["blocks"] * 16,
+        "block_tokens": 16,
+        "blocks": core["blocks"],
+        "concurrency": round(core["blocks"] * 16 / 1024, 2),
+        "max_len": 1024,
+        "low_tokens": None,
+        "high_tokens": None,
+    }
+    assert 32 * MIB <= estimate.serving["activation_bytes"] < 64 * MIB
+    assert estimate.peak.by_category["kv_cache"] == core["blocks"] * 16 * MIB
+    assert {"pretrained weights were not read: shapes and dtypes come from the configuration"} < set(
+        estimate.coverage.assumed
+    )
+    assert "The engine was ready for requests, and was ended." in estimate.notes
+
+
+def test_a_script_that_ends_by_itself_leaves_its_cores_trace_though_the_core_is_killed(
+    dry_run: Any, folder: str
+) -> None:
+    answer = dry_run("engine.py", folder, "1024", "0.5", "end", gpu="t4")
+    assert answer.run.estimate.serving["kv_cache_tokens"] == answer.printed[-1]["blocks"] * 16
+
+
+def test_an_engine_without_room_does_not_start_in_its_own_words(dry_run: Any, folder: str) -> None:
+    estimate = dry_run("engine.py", folder, "4096", "0.05", "serve", gpu="t4").run.estimate
+    assert (estimate.fits, estimate.serving["starts"]) == (False, False)
+    assert estimate.serving["error"].startswith("A request of 4096 tokens needs 256 blocks; ")
+    assert estimate.serving["kv_cache_tokens"] is None
+    assert estimate.serving["weights_bytes"] == 32 * MIB
+
+
+def test_an_engine_that_refuses_its_arguments_says_so_in_one_line(dry_run: Any, folder: str) -> None:
+    error = dry_run("engine.py", folder, "8192", "0.5", "serve", gpu="t4").error
+    assert isinstance(error, DoesNotStart)
+    assert str(error) == "vllm 9.9 does not start: max_model_len (8192) is greater than the model's (4096)."
+
+
+def test_an_engine_that_never_gets_ready_is_quoted(dry_run: Any, folder: str) -> None:
+    error = dry_run("engine.py", folder, "1024", "0.5", "never", gpu="t4", timeout_seconds=25.0).error
+    assert isinstance(error, TrialFailed)
+    assert "vllm 9.9 was not ready after 25 s; its last words: Waiting for Godot." in str(error)
+
+
+def test_an_engine_that_started_counts_although_the_script_does_not_end(dry_run: Any, folder: str) -> None:
+    answer = dry_run("engine.py", folder, "1024", "0.5", "hang", gpu="t4", timeout_seconds=30.0)
+    assert answer.run.estimate.serving["starts"]
+    assert any("the engine had started" in note for note in answer.run.estimate.notes)
+
+
+def test_a_front_end_that_breaks_is_a_failure_of_the_command(dry_run: Any, folder: str) -> None:
+    error = dry_run("engine.py", folder, "1024", "0.5", "break", gpu="t4").error
+    assert isinstance(error, TrialFailed)
+    assert "The front end broke." in str(error)
+
+
+def test_nothing_of_an_ended_engine_is_left(dry_run: Any, folder: str) -> None:
+    dry_run("engine.py", folder, "1024", "0.5", "serve", gpu="t4")
+    own = str(PROGRAMS / "engine.py")
+    assert [pid for pid in filter(str.isdigit, os.listdir("/proc")) if own in _arguments(pid)] == []
+
+
+def _arguments(process: str) -> str:
+    try:
+        return Path("/proc", process, "cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation_alone_ends_by_itself_and_shows_its_cache(dry_run: Any, cache: str) -> None:
+    run = dry_run("completing.py", cache).run
+    held = run.estimate.serving["kv_cache_bytes"]
+    length = run.estimate.serving["max_len"]
+    assert run.estimate.serving["engine"].startswith("transformers ")
+    assert length == 20 + 12 - 1, "what the last word is computed from"
+    assert held == 2 * 3 * 2 * 64 * 2 * 3 * length
+    assert (run.estimate.serving["concurrency"], run.estimate.serving["kv_cache_tokens"]) == (3.0, 3 * length)
+    walked = timeline(run.traces[0])
+    caches = [life for life in walked.lives if life.category == "kv_cache"]
+    last = max(life.born for life in caches)
+    alive = sum(life.size_bytes for life in caches if life.died > last)
+    assert alive >= held, "each layer's keys and values, rounded up to blocks of 512 bytes"
+    assert alive <= held + 12 * 512 + (2 * 3 * 64 * 2 * 3 * length if cache == "dynamic" else 0)
+
+
+def _on_the_cpu(blocks: int) -> list[dict[str, Any]]:
+    """Return what continuous batching prints on the CPU, without a ghost."""
+    command = [sys.executable, str(PROGRAMS / "continuous.py"), "cpu", str(blocks), "0.05"]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+
+
+def test_continuous_batching_on_the_ghost_has_the_cache_that_it_has_on_the_cpu(dry_run: Any) -> None:
+    answer = dry_run("continuous.py", "cuda", "50", "0.5", gpu="t4")
+    cache, lengths = answer.printed
+    assert [cache, lengths] == _on_the_cpu(50)
+    serving = answer.run.estimate.serving
+    assert (serving["blocks"], serving["kv_cache_bytes"]) == (cache["blocks"], cache["bytes"])
+    assert (serving["block_tokens"], serving["kv_cache_tokens"]) == (32, 32 * cache["blocks"])
+    assert answer.run.estimate.peak.by_category["kv_cache"] >= cache["bytes"]
+
+
+def test_continuous_batching_fills_the_card_as_the_engine_does(dry_run: Any) -> None:
+    answer = dry_run("continuous.py", "cuda", "0", "0.5", gpu="t4")
+    serving = answer.run.estimate.serving
+    assert (serving["blocks"], serving["kv_cache_bytes"]) == (answer.printed[0]["blocks"], answer.printed[0]["bytes"])
+
+
+def test_continuous_batching_without_room_does_not_start(dry_run: Any) -> None:
+    estimate = dry_run("continuous.py", "cuda", "100000000", "0.5", gpu="t4").run.estimate
+    assert not estimate.serving["starts"]
+    assert "is more than available memory" in estimate.serving["error"]
