@@ -75,7 +75,7 @@ _OPTION_ROWS: Final[tuple[tuple[str, str, tuple[str, ...], str], ...]] = (
         "tokens of one step on all GPUs, which are sequences x seq-len",
     ),
     (
-        "seq-length seqlen sequence-length sequence-len max-seq-length max-seq-len max-length max-len cutoff-len "
+        "seq-length seqlen sequence-length sequence-len max-seq-length max-seq-len max-length cutoff-len "
         "context-length context-len context ctx ctx-len model-max-length max-model-len block-size n-ctx "
         "max-sequence-length encoder-seq-length",
         "seq-len",
@@ -92,7 +92,7 @@ _OPTION_ROWS: Final[tuple[tuple[str, str, tuple[str, ...], str], ...]] = (
     ("full full-finetune full-finetuning fft", "method", ("full",), ""),
     ("lora-r r rank-r lora-dim", "lora-rank", (), ""),
     ("lora-target-modules target-modules lora-modules lora-target", "lora-targets", (), ""),
-    ("bnb-4bit-quant-type quantization quant-type quantization-bit", "quant", (), ""),
+    ("bnb-4bit-quant-type quant-type quantization-bit", "quant", (), ""),
     (
         "dtype torch-dtype model-dtype data-type mixed-precision mixed-precision-training amp autocast "
         "compute-dtype half-precision-backend mp",
@@ -148,7 +148,7 @@ _OPTION_ROWS: Final[tuple[tuple[str, str, tuple[str, ...], str], ...]] = (
     ("zero-3 zero3 fsdp-full-shard", "shard", ("zero3",), ""),
     ("ddp data-parallel distributed use-ddp", "shard", ("ddp",), ""),
     (
-        "data-parallel-shard-degree dp-shard data-parallel-replicate-degree dp-replicate dp",
+        "data-parallel-shard-degree dp-shard data-parallel-replicate-degree dp-replicate",
         "shard",
         ("zero3", "hsdp"),
         "data-parallel ranks are those that tp, pp and cp leave",
@@ -211,7 +211,6 @@ _OPTION_ROWS: Final[tuple[tuple[str, str, tuple[str, ...], str], ...]] = (
     ("device gpu-type gpu-name accelerator card hardware", "gpu", (), ""),
     ("vram gpu-mem gpu-ram memory max-memory", "gpu-memory", (), ""),
     ("ram cpu-memory host-ram", "host-memory", (), ""),
-    ("gpu-memory-utilization", "headroom", (), "percent of each GPU to leave free"),
     ("max-steps num-steps max-train-steps train-iters", "steps", (), ""),
     ("output out-file output-file", "save", (), ""),
     ("local-files-only", "offline", ("",), ""),

@@ -89,3 +89,18 @@ def test_the_narrowest_report_is_whole(tonnage, monkeypatch):
     result = serve(tonnage, "gemma-3-27b", "--gpu", "h100-80gb")
     assert max(map(len, result.out.splitlines()[:-1])) <= 40
     assert "image encoder" in " ".join(result.out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["--max-len", "4096"], "for training give --seq-len"),
+        (["--dp", "2"], "for training give --shard ddp"),
+        (["--eager"], "or leave it out"),
+    ],
+)
+def test_options_of_an_engine_name_those_of_training(tonnage, words, meant):
+    result = tonnage("estimate", "llama-3.1-8b", "--gpu", "t4", *words)
+    assert result.code == 2
+    assert "add --task serve" in result.err
+    assert meant in result.err

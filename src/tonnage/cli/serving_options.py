@@ -28,6 +28,16 @@ NAMES: Final = (
 )
 """Options that only an engine has."""
 
+_IN_TRAINING: Final = {
+    "max_len": "--seq-len",
+    "max_batched_tokens": "--global-batch-tokens",
+    "max_seqs": "--micro-batch",
+    "gpu_memory_utilization": "--headroom (percent of each GPU to leave free; in tonnage plan)",
+    "quantization": "--quant, with --method qlora",
+    "dp": "--shard ddp",
+}
+"""Options of training that are the nearest to those of an engine."""
+
 Task = Annotated[
     str,
     typer.Option(
@@ -79,9 +89,9 @@ def check_task(task: str, serving: Mapping[str, Any], training: Mapping[str, Any
     if task == "train":
         wrong = next((name for name, value in serving.items() if value not in (None, False)), None)
         if wrong is not None:
-            raise UsageError(
-                f"--{spell_option(wrong)} is for an inference engine; add --task serve, or leave it out."
-            )
+            meant = _IN_TRAINING.get(wrong)
+            instead = "leave it out" if meant is None else f"for training give {meant}"
+            raise UsageError(f"--{spell_option(wrong)} is for an inference engine; add --task serve, or {instead}.")
         return
     wrong = next(
         (name for name, value in training.items() if value not in (None, False) and name not in SHARED), None
