@@ -258,7 +258,7 @@ def rules_of_thumb(rows: Sequence[Compared]) -> str:
     waste = contiguous(slots, pool_tokens=10**6, max_len=8192).mean_waste
     lines += [
         "",
-        f"- A slot of 8,192 tokens for a request of 512 wastes {_percent(waste)}; pages of 16 at most 15 tokens.",
+        f"- A slot of 8,192 tokens wastes {_percent(waste)} on a request of 512; a page of 16 at most 15 tokens.",
         "- Weights of a 7B network, by the rule (bytes times 7 B), and what an engine loads of Llama 2 7B:",
         "",
         "| format | rule | loaded | of it unquantized weights and scales |",

@@ -49,3 +49,9 @@ def test_measured_tokens_are_in_the_interval(rows):
         and not item.estimate.serving.low_tokens <= item.row["kv_tokens"] <= item.estimate.serving.high_tokens
     ]
     assert {name.split("-")[0] for name in outside} <= {"granite", "gpt", "deepseek", "qwen2.5"}, outside
+
+
+def test_the_page_is_what_the_command_writes(rows):
+    page = benchmark.PAGE.read_text(encoding="utf-8")
+    written = page.split(benchmark.BEGIN)[1].split(benchmark.END)[0]
+    assert written.strip() == "\n\n".join(part(rows) for part in benchmark.PARTS)

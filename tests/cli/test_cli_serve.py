@@ -104,3 +104,74 @@ def test_options_of_an_engine_name_those_of_training(tonnage, words, meant):
     assert result.code == 2
     assert "add --task serve" in result.err
     assert meant in result.err
+
+
+def plan(tonnage, *words):
+    return tonnage("plan", *words, "--task", "serve")
+
+
+def test_a_plan_is_shown_saved_and_exported(tonnage, tmp_path):
+    file = tmp_path / "serve.toml"
+    words = ["--gpu", "4xh100-80gb", "--concurrency", "64", "--lengths", "p50=1000,p95=4000,output=300"]
+    result = plan(tonnage, "llama-3.1-70b", *words, "--price", "2.5", "--save", str(file))
+    assert result.code == 0
+    assert result.out.startswith("SERVES  tp 4")
+    assert "a million tokens of answers" in result.out
+    command = result.out.splitlines()[-1].strip()
+    assert command.startswith("vllm serve meta-llama/Llama-3.1-70B --tensor-parallel-size 4")
+    exported = tonnage("export", str(file), "--to", "vllm", "--out", str(tmp_path / "out"))
+    assert exported.code == 0
+    assert f"exec {command}" in (tmp_path / "out" / "serve.sh").read_text()
+    again = tonnage("export", str(file), "--to", "vllm", "--out", str(tmp_path / "out"))
+    assert (again.code, is_one_line(again.err)) == (2, True)
+
+
+def test_the_document_of_a_plan(tonnage):
+    document = json.loads(plan(tonnage, "qwen3-8b", "--gpu", "2xl4", "--concurrency", "4", "--json").out)
+    assert document["status"] == "found"
+    best = document["plans"][0]
+    assert set(best) >= {"name", "plan", "estimate", "reasons", "speed", "command", "concurrency"}
+    assert best["estimate"]["serving"]["starts"] is True
+    speed = best["speed"]
+    assert speed["first_token_low_seconds"] <= speed["first_token_seconds"] <= speed["first_token_high_seconds"]
+
+
+def test_nothing_serves(tonnage):
+    result = plan(tonnage, "llama-3.1-405b", "--gpu", "t4")
+    assert result.code == 1
+    assert result.out.startswith("DOES NOT SERVE  Nothing starts")
+
+
+def test_asking_backwards(tonnage):
+    result = plan(tonnage, "qwen3-14b", "--find", "min-gpu", "--concurrency", "2", "--quantization", "none")
+    assert "min-gpu a100-40gb" in result.out or "min-gpu l40s" in result.out or "min-gpu a40" in result.out
+    assert "possible: max-len" in plan(tonnage, "qwen3-14b", "--gpu", "l4", "--find", "max-seq-len").err
+
+
+def test_a_load_shows_pages_beside_slots(tonnage):
+    words = ["llama-3.1-8b", "--gpu", "h100-80gb", "--max-len", "8k", "--lengths", "p50=800,p95=6000,rate=5"]
+    result = serve(tonnage, *words)
+    text = " ".join(result.out.split())
+    assert "in slots of the maximal length: 54 requests together" in text
+    assert "in pages:" in text
+    load = json.loads(serve(tonnage, *words, "--json").out)["load"]
+    assert load["paged"]["preemptions"] == 0
+    assert load["contiguous"]["slots"] == 54
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--lengths", "p95=5"], "at least p50"),
+        (["--lengths", "p50=1,p96=5"], "Unknown 'p96'"),
+        (["--concurrency", "0"], "--concurrency"),
+        (["--only", "tp"], "--only is for training"),
+        (["--engine", "axolotl"], "Unknown engine 'axolotl'"),
+        (["--tp", "3"], "cannot be divided among 3 ranks"),
+    ],
+)
+def test_bad_input_of_plans_is_one_line(tonnage, words, message):
+    result = plan(tonnage, "llama-3.1-8b", "--gpu", "3xh100-80gb", *words)
+    assert result.code == 2
+    assert message in result.err
+    assert is_one_line(result.err)

@@ -30,6 +30,7 @@ from tonnage.cli.options import (
     with_request,
 )
 from tonnage.cli.serving_options import (
+    Concurrency,
     DataParallel,
     Eager,
     KvDtype,
@@ -114,6 +115,7 @@ def estimate(
     quantization: Quantized = None,
     dp: DataParallel = None,
     eager: Eager = False,
+    concurrency: Concurrency = None,
     **options: Any,
 ) -> int:
     """Estimate the memory and time of a training step from a model's name, and say whether it fits.
@@ -127,17 +129,20 @@ def estimate(
         **{"gpu_memory_utilization": gpu_memory_utilization, "kv_dtype": kv_dtype, "quantization": quantization},
         "eager": eager,
     }
+    requests = {"concurrency": concurrency}
     others = {"plan": plan, "rank": rank, "steps": steps, "tokens": tokens, "samples": samples, "price": price}
     files = {"html": html, "save": save, "snapshot": snapshot, "torch": torch, "fresh": fresh}
-    check_task(task, serving, {**others, **files, **options})
+    check_task(task, {**serving, **requests}, {**others, **files, **options})
     if task == "serve":
-        from tonnage.cli.serve import estimate_serve
+        from tonnage.cli.serve import estimate_serve, join_lengths
 
         if model is None:
             raise UsageError("No MODEL was given; name one (`tonnage models` lists them).")
         cards = parse_cluster_options(gpu, gpus, gpu_memory, here, host_memory=host_memory)
+        lengths = join_lengths(options)
         settings = read_settings(serving, options)
-        return estimate_serve(model, settings, cards, advice=advice, json=json, offline=offline)
+        how: dict[str, Any] = {"lengths": lengths, "concurrency": concurrency, "advice": advice}
+        return estimate_serve(model, settings, cards, **how, json=json, offline=offline)
     from tonnage.advice.advise import Asked, answers
     from tonnage.cli.answer import Output, deliver
     from tonnage.cli.progress import progress

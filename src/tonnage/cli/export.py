@@ -29,7 +29,7 @@ def export(
         typer.Option(
             "--to",
             help="The trainer to write for: hf-trainer, trl, accelerate, deepspeed, torchrun, torchtitan, axolotl, "
-            "llama-factory or megatron-bridge.",
+            "llama-factory or megatron-bridge; for a serving plan vllm, sglang, compose or kubernetes.",
             metavar="TARGET",
             autocompletion=_target_names,
         ),
@@ -65,9 +65,14 @@ def export(
     from tonnage.cli import answer
     from tonnage.cli.progress import progress
     from tonnage.planner import exporting, plan_file
+    from tonnage.serving.plan_file import is_serve_file
     from tonnage.trainers import cases, reread, targets
     from tonnage.trainers.target import File
 
+    if is_serve_file(plan):
+        from tonnage.cli.serve import export_serve
+
+        return export_serve(plan, to, out, force=force, json=json, offline=offline)
     target = targets.find_target(to)
     file = plan_file.read(plan)
     cluster = parse_cluster(

@@ -30,6 +30,20 @@ from tonnage.cli.options import (
     with_request,
     words,
 )
+from tonnage.cli.serving_options import (
+    Concurrency,
+    DataParallel,
+    Eager,
+    KvDtype,
+    MaxBatchedTokens,
+    MaxLen,
+    MaxSeqs,
+    Quantized,
+    Task,
+    Utilization,
+    check_task,
+    read_settings,
+)
 from tonnage.errors import UsageError
 from tonnage.plans import HEADROOM
 
@@ -89,7 +103,8 @@ def plan(
         _option(
             "find",
             "Find a limit instead: the longest sequence (max-seq-len) or largest micro-batch (max-micro-batch) that "
-            "fits, the fewest GPUs (min-gpus) or the smallest GPU (min-gpu) for the job.",
+            "fits, the fewest GPUs (min-gpus) or the smallest GPU (min-gpu) for the job. With --task serve: max-len, "
+            "max-concurrency, min-gpu, min-gpus or quantization.",
             "WORD",
         ),
     ] = None,
@@ -131,6 +146,16 @@ def plan(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Let --save and --html replace existing files.")] = False,
+    task: Task = "train",
+    max_len: MaxLen = None,
+    max_seqs: MaxSeqs = None,
+    max_batched_tokens: MaxBatchedTokens = None,
+    gpu_memory_utilization: Utilization = None,
+    kv_dtype: KvDtype = None,
+    quantization: Quantized = None,
+    dp: DataParallel = None,
+    eager: Eager = False,
+    concurrency: Concurrency = None,
     **options: Any,
 ) -> int:
     """Find the fastest combination of techniques that fits; every plan shown was run on a ghost GPU.
@@ -139,8 +164,43 @@ def plan(
 
     Example: tonnage plan llama-3.1-70b --gpu 4x8xh100-80gb --seq-len 8192 --global-batch-tokens 4M --save plan.toml
     """
-    from tonnage.estimates.training import TrainingGoal
     from tonnage.files import check_outputs, check_replaceable
+
+    serving = {
+        **{"max_len": max_len, "max_seqs": max_seqs, "max_batched_tokens": max_batched_tokens, "dp": dp},
+        **{"gpu_memory_utilization": gpu_memory_utilization, "kv_dtype": kv_dtype, "quantization": quantization},
+        "eager": eager,
+    }
+    requests = {"concurrency": concurrency}
+    others = {"only": only, "without": without, "allow": allow, "from": settings, "timeout": timeout, "torch": torch}
+    goal = {"tokens": tokens, "samples": samples, "pareto": pareto, "html": html}
+    check_task(task, {**serving, **requests}, {**others, **goal, **options})
+    if task == "serve":
+        from tonnage.catalog.devices import device_names
+        from tonnage.cli.serve import fixed_names, join_lengths, plan_serve
+
+        check_outputs(save)
+        check_replaceable(save, force=force)
+        if len(model_or_command) > 1:
+            raise UsageError("--task serve takes one MODEL, not a command.")
+        any_card = device_names()[0] if gpu is None and find == "min-gpu" else gpu
+        cards = parse_cluster_options(any_card, gpus, gpu_memory, here, host_memory=host_memory)
+        lengths = join_lengths(options)
+        return plan_serve(
+            model_or_command[0],
+            read_settings(serving, options),
+            cards,
+            fixed=fixed_names(serving, options),
+            lengths=lengths,
+            concurrency=concurrency,
+            find=find,
+            top=top,
+            price=price,
+            save=save,
+            json=json,
+            offline=offline,
+        )
+    from tonnage.estimates.training import TrainingGoal
     from tonnage.planner.limits import check_cards, initial_card
 
     outputs = _Outputs(

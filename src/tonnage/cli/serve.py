@@ -1,14 +1,33 @@
-"""`tonnage estimate MODEL --task serve`: will an inference engine start, and how much does it hold."""
+"""`--task serve` of estimate, plan and export: will an inference engine start, how to serve, and what starts it."""
 
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tonnage.errors import UsageError
 
 if TYPE_CHECKING:
     from tonnage.cluster import Cluster
     from tonnage.serving.settings import ServeSettings
 
+USUAL_LENGTHS = "p50=1000,p95=4000"
+"""Lengths of requests for `plan` where none are stated."""
+
+USUAL_CONCURRENCY = 64
+"""Requests at once for `plan` where none are stated."""
+
 
 def estimate_serve(
-    model: str, settings: "ServeSettings", cluster: "Cluster", *, advice: bool, json: bool, offline: bool
+    model: str,
+    settings: "ServeSettings",
+    cluster: "Cluster",
+    *,
+    lengths: str | None,
+    concurrency: int | None,
+    advice: bool,
+    json: bool,
+    offline: bool,
 ) -> int:
     """Print the answer and return the exit code: 0 starts, 1 does not."""
     from tonnage.cli import answer
@@ -17,13 +36,129 @@ def estimate_serve(
     from tonnage.serving.document import to_json
     from tonnage.serving.network import read_network
 
+    if concurrency is not None and lengths is None:
+        raise UsageError("--concurrency needs --lengths, such as p50=800,p95=6000.")
+    load = None
     estimate = estimate_serving(read_network(model, offline=offline), settings, cluster)
+    if lengths is not None:
+        from tonnage.serving.lengths import parse_lengths
+        from tonnage.serving.load import serve_load
+
+        requests = parse_lengths(lengths)
+        load = serve_load(estimate, requests, concurrency) if estimate.starts else None
     changes = advise(estimate) if advice and not estimate.starts else ()
     if json:
-        answer.print_json(to_json(estimate, changes))
+        answer.print_json({**to_json(estimate, changes), "load": None if load is None else load.to_json()})
     else:
         from tonnage.report.serving import render
 
-        view = render(estimate, changes, width=answer.width(), colour=answer.colour(), unicode=answer.unicode())
+        view = render(estimate, changes, load, width=answer.width(), colour=answer.colour(), unicode=answer.unicode())
         answer.emit(view)
     return 0 if estimate.starts else 1
+
+
+def plan_serve(
+    model: str,
+    settings: "ServeSettings",
+    cluster: "Cluster",
+    *,
+    fixed: frozenset[str],
+    lengths: str | None,
+    concurrency: int | None,
+    find: str | None,
+    top: int,
+    price: float | None,
+    save: Path | None,
+    json: bool,
+    offline: bool,
+) -> int:
+    """Print the plans, write the best one if asked to, and return the exit code: 0 found, 1 none."""
+    from tonnage.catalog.devices import spell_cluster
+    from tonnage.cli import answer
+    from tonnage.serving import plan_file
+    from tonnage.serving.document import solution_to_json
+    from tonnage.serving.lengths import parse_lengths
+    from tonnage.serving.network import read_network
+    from tonnage.serving.planning import Question, find_limit, plan_serving
+
+    question = Question(
+        network=read_network(model, offline=offline),
+        cluster=cluster,
+        lengths=parse_lengths(USUAL_LENGTHS if lengths is None else lengths),
+        concurrency=USUAL_CONCURRENCY if concurrency is None else concurrency,
+        stated=settings,
+        fixed=fixed,
+        price=price,
+    )
+    solution = plan_serving(question, top=top) if find is None else find_limit(find, question, top=top)
+    if json:
+        answer.print_json(solution_to_json(solution))
+    else:
+        from tonnage.report.serving_plans import render
+
+        answer.emit(render(solution, width=answer.width(), colour=answer.colour(), unicode=answer.unicode()))
+    if save is not None and not solution.plans:
+        print(f"did not write {save}: there is no plan to save", file=sys.stderr)
+    elif save is not None:
+        from tonnage.files import write_text
+        from tonnage.planner.plan_file import found_anywhere
+
+        best = solution.plans[0]
+        gpu, memory = spell_cluster(best.estimate.cluster)
+        content = plan_file.text(
+            best.settings, model=found_anywhere(model), gpu=gpu, gpu_memory_bytes=memory, remark=best.name
+        )
+        write_text(save, content)
+        answer.say_written(save)
+    return 0 if solution.plans else 1
+
+
+def export_serve(plan: Path, to: str, out: Path | None, *, force: bool, json: bool, offline: bool) -> int:
+    """Write what starts a saved serving plan, and return the exit code: 1 where it does not start."""
+    from tonnage.catalog.devices import parse_cluster
+    from tonnage.cli import answer
+    from tonnage.files import write_text
+    from tonnage.serving import plan_file
+    from tonnage.serving.closed_form import estimate_serving
+    from tonnage.serving.exports import export_serving
+    from tonnage.serving.network import read_network
+
+    file = plan_file.read(plan)
+    cluster = parse_cluster(file.gpu, gpu_memory_bytes=file.gpu_memory_bytes)
+    estimate = estimate_serving(read_network(file.model, offline=offline), file.settings, cluster)
+    exported = export_serving(to, estimate)
+    if not estimate.starts:
+        message = f"{to}: the engine would not start: {estimate.serving.error}"
+        if json:
+            answer.print_json({"schema_version": 1, "target": to, "files": [], "error": message})
+        else:
+            answer.emit(message + "\n")
+        return 1
+    folder = out if out is not None else Path(to)
+    existing = [name for name, _ in exported.files if (folder / name).exists()]
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file; name a folder with --out.")
+    if existing and not force:
+        raise UsageError(f"{folder} has {', '.join(existing)} already; name another with --out, or add --force.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in exported.files:
+        write_text(folder / name, content)
+    names = [name for name, _ in exported.files]
+    if json:
+        document = {"schema_version": 1, "target": to, "files": names, "folder": str(folder)}
+        answer.print_json({**document, "command": exported.command, "notes": list(exported.notes)})
+    else:
+        lines = [f"{folder}: {', '.join(names)}", f"To serve, run in this folder:\n  {exported.command}"]
+        answer.emit("\n".join([*lines, *exported.notes]) + "\n")
+    return 0
+
+
+def join_lengths(options: dict[str, Any]) -> str | None:
+    """Return the lengths of requests as one text, taken out of the options of training, which list them."""
+    listed = options.pop("lengths", ())
+    return ",".join(listed) if listed else None
+
+
+def fixed_names(serving: Mapping[str, Any], options: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names of the settings that were given on the command line."""
+    return frozenset({name for name, value in serving.items() if value not in (None, False)} | options.keys())

@@ -11,22 +11,11 @@ from tonnage.options import spell_option, unknown_word
 from tonnage.units import parse_length
 
 TASKS: Final = ("train", "serve")
-SHARED: Final = ("tp", "pp", "ep", "engine")
+SHARED: Final = ("tp", "pp", "ep", "engine", "lengths")
 """Options of training plans that an engine has too."""
 
-NAMES: Final = (
-    *(
-        "max_len",
-        "max_seqs",
-        "max_batched_tokens",
-        "gpu_memory_utilization",
-        "kv_dtype",
-        "quantization",
-        "dp",
-        "eager",
-    ),
-)
-"""Options that only an engine has."""
+_SETTINGS: Final = ("tp", "pp", "ep", "engine")
+"""Those of them that are settings of the engine."""
 
 _IN_TRAINING: Final = {
     "max_len": "--seq-len",
@@ -76,6 +65,10 @@ Quantized = Annotated[
     ),
 ]
 DataParallel = Annotated[int | None, count("--dp", "Replicas of the engine.")]
+Concurrency = Annotated[
+    int | None,
+    count("--concurrency", "Requests that are always there, of the --lengths, as p50=800,p95=6000,output=256."),
+]
 Eager = Annotated[bool, typer.Option("--eager", help="Serve without CUDA graphs.")]
 
 
@@ -105,4 +98,4 @@ def read_settings(serving: Mapping[str, Any], shared: Mapping[str, Any]) -> Any:
     from tonnage.serving.settings import ServeSettings
 
     given = {name: value for name, value in serving.items() if value not in (None, False)}
-    return ServeSettings(**given, **{name: value for name, value in shared.items() if name in SHARED})
+    return ServeSettings(**given, **{name: value for name, value in shared.items() if name in _SETTINGS})

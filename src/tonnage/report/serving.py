@@ -12,6 +12,7 @@ from tonnage.report.palette import LOOKS, Look
 from tonnage.serving.advice import ServingAdvice, needed_bytes
 from tonnage.serving.closed_form import ServingEstimate
 from tonnage.serving.kv_cache import Request
+from tonnage.serving.load import Load
 from tonnage.units import format_gib, format_size
 
 _LOOKS: Final[dict[str, Look]] = {
@@ -38,6 +39,7 @@ _COUNTS: Final = (1, 8, 64)
 def render(
     estimate: ServingEstimate,
     advice: Sequence[ServingAdvice] = (),
+    load: Load | None = None,
     *,
     width: int = 100,
     colour: bool = False,
@@ -45,16 +47,18 @@ def render(
 ) -> str:
     """Return the report with this width and a final newline."""
     canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
-    return draw(_parts(estimate, advice, canvas), canvas) + (f"  {advice[0].command}\n" if advice else "")
+    return draw(_parts(estimate, advice, load, canvas), canvas) + (f"  {advice[0].command}\n" if advice else "")
 
 
 def _parts(
-    estimate: ServingEstimate, advice: Sequence[ServingAdvice], canvas: Canvas
+    estimate: ServingEstimate, advice: Sequence[ServingAdvice], load: Load | None, canvas: Canvas
 ) -> Iterator[Text | Table | Padding]:
     yield _verdict(estimate)
     yield from _bar(estimate, canvas)
     if estimate.worst.pool_bytes > 0 and estimate.worst.layout.groups:
         yield from _growth(estimate, canvas)
+    if load is not None:
+        yield from _load(load, canvas)
     yield from _assumed(estimate, canvas)
     if advice:
         yield from _advice(advice, canvas)
@@ -171,6 +175,32 @@ def _filled(part: float, room: int, canvas: Canvas) -> Text:
         return Text(glyph * (room - 1) + "!", style=BAD)
     length = min(room, max(1, round(part * room)))
     return Text(glyph * length, style=_LOOKS["KV cache"].colour) + Text(free * (room - length), style="dim")
+
+
+def _load(load: Load, canvas: Canvas) -> Iterator[Text | Padding]:
+    """Yield how requests of some lengths are served: in pages, in slots, and how fast."""
+    lengths = load.lengths
+    arrival = "which all wait" if lengths.rate is None else f"{lengths.rate:g} a second"
+    yield title(
+        "Under load", text(f"prompts of {lengths.p50:,} tokens, 95th percentile {lengths.p95:,}", "dim"), canvas
+    )
+    lines = []
+    paged, slots, speed = load.paged, load.slots, load.speed
+    if paged is not None and slots is not None:
+        lines += [
+            f"in pages: {paged.mean_running:.0f} requests together (at most {paged.peak_running}), "
+            f"{paged.preemptions:,} of {paged.requests:,} put back, "
+            f"{100 * paged.mean_waste:.1f} % of the pages empty; {arrival}",
+            f"in slots of the maximal length: {slots.slots} requests together, {100 * slots.mean_waste:.0f} % empty",
+        ]
+    if speed is not None:
+        lines.append(
+            f"{speed.output_tokens_per_second:,.0f} tokens/s with {speed.running:.0f} requests, a token every "
+            f"{1000 * speed.step_seconds:.1f} ms, the first after {speed.first_token_seconds:.3g} s "
+            f"({speed.first_token_low_seconds:.2g} to {speed.first_token_high_seconds:.2g})"
+        )
+    for line in lines:
+        yield Padding(text(line), (0, 0, 0, 1))
 
 
 def _assumed(estimate: ServingEstimate, canvas: Canvas) -> Iterator[Text | Padding]:

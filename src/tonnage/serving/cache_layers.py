@@ -145,7 +145,7 @@ def _state_bytes(text: Mapping[str, Any], kind: str, word: str, tp: int) -> int:
     wide = 4 if text.get("mamba_ssm_dtype") == "float32" else 2
     hidden = text["hidden_size"]
     if word in ("conv", "short_conv"):  # LFM2
-        return 2 * (text["conv_L_cache"] - 1) * hidden // tp
+        return int(2 * (text["conv_L_cache"] - 1) * hidden // tp)
     if word in ("linear_attention", "linear") and "linear_num_value_heads" in text:  # gated delta net (Qwen3-Next)
         keys = text["linear_key_head_dim"] * text["linear_num_key_heads"]
         values = text["linear_value_head_dim"] * text["linear_num_value_heads"]

@@ -12,7 +12,7 @@ from tonnage.errors import CannotEstimate, UsageError
 from tonnage.serving.answer import Serving
 from tonnage.serving.cache_layers import read_layers
 from tonnage.serving.facts import Interval, graphs, outside_torch, sglang_facts, vllm_facts
-from tonnage.serving.kv_cache import Layout, Pool, Request, lay_out, split_stages
+from tonnage.serving.kv_cache import LayerCache, Layout, Pool, Request, lay_out, split_stages
 from tonnage.serving.network import ServedNetwork
 from tonnage.serving.profile import ProfilePeak, cublas_workspace_bytes, profile_peak
 from tonnage.serving.settings import FullSettings, ServeSettings, complete
@@ -131,7 +131,7 @@ def _stage_memory(
     stages: tuple[range, ...],
     network: ServedNetwork,
     full: FullSettings,
-    layers: tuple,  # type: ignore[type-arg]
+    layers: tuple[LayerCache, ...],
 ) -> StageMemory:
     stage, stated = stages[index], full.stated
     weights = sum(_by_part(network, full, stage).values())
@@ -211,8 +211,8 @@ def _by_part(network: ServedNetwork, full: FullSettings, stage: range) -> dict[s
 def _captured(full: FullSettings) -> float:
     """Return the part of the graphs' sizes that is captured: up to twice the sequences, at most 512."""
     most = min(2 * full.max_seqs, _CAPTURED_MOST)
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, _CAPTURED_MOST + 1, 16)]
-    return sum(size <= most for size in sizes) / len(sizes)
+    sizes: list[int] = [1, 2, 4, *range(8, 256, 8), *range(256, _CAPTURED_MOST + 1, 16)]
+    return len([size for size in sizes if size <= most]) / len(sizes)
 
 
 def _pool_bytes(

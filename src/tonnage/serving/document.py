@@ -1,10 +1,13 @@
 """The answer of `estimate --task serve` as the document of the contract."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from tonnage.serving.advice import ServingAdvice, needed_bytes
 from tonnage.serving.closed_form import SOURCE, ServingEstimate
+from tonnage.serving.exports import engine_command
+from tonnage.serving.planning import ServePlan, ServeSolution
 
 SCHEMA_VERSION = 1
 
@@ -57,6 +60,50 @@ def to_json(estimate: ServingEstimate, advice: Sequence[ServingAdvice] = ()) -> 
         "serving": estimate.serving.to_json(),
         "advice": [item.to_json() for item in advice],
         "coverage": {"run": [], "modelled": list(estimate.modelled), "assumed": list(estimate.assumed)},
+    }
+
+
+def solution_to_json(solution: ServeSolution) -> dict[str, Any]:
+    """Return the document of `plan --task serve --json`, best plan first."""
+    question = solution.question
+    nearest = None
+    if solution.nearest is not None:
+        nearest = {
+            **_plan_to_json(solution.nearest, question.price),
+            "advice": [a.to_json() for a in solution.advice],
+        }
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "status": solution.status,
+        "question": {
+            "task": "serve",
+            "model": question.network.name,
+            "gpu": f"{question.cluster}",
+            "concurrency": question.concurrency,
+            "max_len": question.max_len,
+            "mean_prompt": question.lengths.mean_prompt,
+            "mean_output": question.lengths.mean_output,
+        },
+        "found": solution.found,
+        "plans": [_plan_to_json(plan, question.price) for plan in solution.plans],
+        "refused": list(solution.refused),
+        "frontier": [],
+        "nearest": nearest,
+    }
+
+
+def _plan_to_json(plan: ServePlan, price: float | None) -> dict[str, Any]:
+    return {
+        "name": plan.name,
+        "plan": plan_fields(plan.estimate),
+        "estimate": to_json(plan.estimate),
+        "reasons": [reason.to_json() for reason in plan.reasons],
+        "concurrency": plan.held,
+        "keeps_numbers": plan.keeps_numbers,
+        "speed": None if plan.speed is None else asdict(plan.speed),
+        "simulation": None if plan.simulation is None else asdict(plan.simulation),
+        "cost_per_million_tokens": plan.cost_per_million(price),
+        "command": engine_command(plan.estimate.settings.engine.name, plan.estimate),
     }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from tonnage.errors import UnreadableModel
 from tonnage.units import MIB
@@ -126,5 +126,5 @@ def _read_entry(file: Path, name: str, entry: Any) -> tuple[tuple[int, ...], tup
     return tuple(shape), (offsets[0], offsets[1]), dtype
 
 
-def _are_counts(value: Any, most: int, limit: int) -> bool:
+def _are_counts(value: Any, most: int, limit: int) -> TypeGuard[list[int]]:
     return isinstance(value, list) and len(value) <= most and all(type(n) is int and 0 <= n <= limit for n in value)
