@@ -40,7 +40,7 @@ def read_layers(config: Mapping[str, Any], *, element_bytes: float, tp: int = 1)
         return tuple(_read(text, kind, element_bytes, tp))
     except KeyError as missing:
         raise CannotEstimate(f"The configuration of this {kind} network does not say {missing}.") from None
-    except (TypeError, AttributeError, ZeroDivisionError) as error:
+    except (TypeError, AttributeError, ArithmeticError) as error:
         raise CannotEstimate(f"The KV cache of this {kind} network cannot be read ({error}).") from None
     except ValueError as error:
         raise UsageError(f"--tp {tp}: {error}.") from None

@@ -10,6 +10,7 @@ from tonnage.catalog.models import find_model
 from tonnage.errors import CannotEstimate, UnknownNetwork
 from tonnage.job import Job
 from tonnage.model import ModelRef
+from tonnage.options import is_amount
 from tonnage.serving.facts import published_quantization
 from tonnage.serving.quantization import NONE, Quantization, find_quantization, read_quantization
 from tonnage.serving.safetensors import StoredTensor, read_folder
@@ -48,10 +49,12 @@ class ServedNetwork:
     def rotary_positions(self) -> int:
         """Return the rows of the table of rotations, which scaled rotations make longer."""
         text = self._text
-        scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+        scaling = text.get("rope_scaling") or text.get("rope_parameters")
+        if not isinstance(scaling, dict):
+            return self.max_positions or 0
         original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
         kind = scaling.get("rope_type") or scaling.get("type")
-        if kind == "yarn" and isinstance(original, int) and isinstance(factor, int | float):
+        if kind == "yarn" and is_amount(original) and is_amount(factor) and factor < _MOST_STRETCHED:
             return int(original * factor)
         return self.max_positions or 0
 
@@ -64,6 +67,9 @@ class ServedNetwork:
     def _text(self) -> Mapping[str, Any]:
         return ModelRef(name="", kind="config", config=dict(self.config)).text
 
+
+_MOST_STRETCHED: Final = 10_000
+"""Factor by which no rotation is stretched."""
 
 _TOWERS: Final = ("vision_config", "audio_config", "visual")
 

@@ -59,7 +59,7 @@ def _read(config: Mapping[str, Any]) -> Shape:
         _check_numbers(shape)
     except KeyError as missing:
         raise UnknownNetwork(f"The configuration of this {kind} network does not say {missing}.") from None
-    except (TypeError, ValueError, ArithmeticError) as error:
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UnknownNetwork(f"The dimensions of this {kind} network cannot be read ({error}).") from None
     return replace(shape, unmeasured="" if kind in TIMED else kind)
 

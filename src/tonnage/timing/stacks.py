@@ -39,6 +39,8 @@ def read_stacks(job: Job) -> tuple[Stack, ...]:
         return reader(job, config)
     except KeyError as missing:
         raise UnknownNetwork(f"The configuration of this {kind} network does not say {missing}.") from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise UnknownNetwork(f"The dimensions of this {kind} network cannot be read ({error}).") from None
 
 
 def _plain_shape(**stated: Any) -> Shape:
