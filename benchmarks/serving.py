@@ -25,10 +25,11 @@ from tonnage.serving.blocks import PagedEngine, contiguous, simulate
 from tonnage.serving.cache_layers import read_layers
 from tonnage.serving.closed_form import ServingEstimate, estimate_serving
 from tonnage.serving.kv_cache import Request, lay_out
-from tonnage.serving.lengths import Requests, parse_lengths
+from tonnage.serving.lengths import Lengths, Requests, parse_lengths
 from tonnage.serving.network import ServedNetwork, make_network, read_network
 from tonnage.serving.quantization import find_quantization
 from tonnage.serving.settings import ServeSettings
+from tonnage.serving.speed import INTERVAL, serving_speed
 from tonnage.serving.weights import list_weights
 from tonnage.units import GIB
 
@@ -324,6 +325,29 @@ def allocation(rows: Sequence[Compared]) -> str:
     return "\n".join(lines)
 
 
+def speeds(rows: Sequence[Compared]) -> str:
+    """Return the speed of published servers beside the predicted one."""
+    lines = [
+        "## Speed",
+        "",
+        "Steps are priced by the rates of the [time model](time.md): products by arithmetic or by reading their weights, "
+        f"keys and values read once. The interval of {INTERVAL[0]} to {INTERVAL[1]} is assumed. Published servers:",
+        "",
+        "| server | requests | ms a token: predicted / measured | measured / predicted |",
+        "|---|---:|---:|---:|",
+    ]
+    for row in tables()["speed"]:
+        estimate = compare(row).estimate
+        assert estimate is not None
+        lengths = Lengths(p50=row["prompt"], p95=row["prompt"], output=row["output"])
+        predicted = 1000 * serving_speed(estimate, lengths, row["concurrency"]).step_seconds
+        measured = row["token_ms"]
+        lines.append(
+            f"| {row['name']} | {row['concurrency']} | {predicted:.2f} / {measured:.2f} | {measured / predicted:.2f} |"
+        )
+    return "\n".join(lines)
+
+
 def _alike(value: int) -> Any:
     import numpy as np
 
@@ -339,7 +363,13 @@ _RULES: Final = (
 _LENGTHS: Final = (256, 512, 1024, 2048, 4096)
 """Tokens of the requests in the table of pages."""
 
-PARTS: Final[tuple[Callable[[Sequence[Compared]], str], ...]] = (summary, wrong_rows, rules_of_thumb, allocation)
+PARTS: Final[tuple[Callable[[Sequence[Compared]], str], ...]] = (
+    summary,
+    wrong_rows,
+    speeds,
+    rules_of_thumb,
+    allocation,
+)
 """Sections of the page, in their order."""
 
 if __name__ == "__main__":

@@ -85,6 +85,7 @@ def test_what_does_not_start_says_why(model, gpu, settings, words):
         ({"engine": "vllm@new"}, "'new' is no version of vllm"),
         ({"gpu_memory_utilization": 1.5}, "it must be above 0 and at most 1"),
         ({"max_seqs": 0}, "max-seqs is 0"),
+        ({"engine": "transformers", "kv_dtype": "fp8"}, "in the network's own dtype"),
         ({"max_seqs": 512, "max_batched_tokens": 100}, "less than max-seqs 512"),
         ({"ep": 3}, "ep is 3"),
     ],
@@ -176,3 +177,14 @@ def test_vllm_0_33_on_the_ghost(model, gpu, seqs, tokens, utilization, pool_gib)
     )
     without_libraries = estimate.worst.pool_bytes + estimate.worst.outside.bytes
     assert without_libraries / GIB == pytest.approx(pool_gib, abs=0.08)
+
+
+def test_transformers_pages_what_its_batch_leaves():
+    estimate = ask("llama-3.1-8b", "h100-80gb", engine="transformers", max_len=8192)
+    assert estimate.starts
+    assert estimate.serving.block_tokens == 256
+    assert estimate.serving.kv_cache_bytes < 0.9 * (79.19 - 14.99) * GIB
+    with pytest.raises(CannotEstimate, match="plain attention only"):
+        ask("deepseek-v2-lite", "h100-80gb", engine="transformers")
+    half = ask("llama-3.1-8b", "h100-80gb", engine="transformers", max_len=8192, gpu_memory_utilization=0.45)
+    assert half.serving.kv_cache_tokens < 0.5 * estimate.serving.kv_cache_tokens

@@ -17,6 +17,7 @@ from tonnage.serving.network import ServedNetwork
 from tonnage.serving.profile import ProfilePeak, cublas_workspace_bytes, profile_peak
 from tonnage.serving.settings import FullSettings, ServeSettings, complete
 from tonnage.serving.stored_weights import stored_bytes
+from tonnage.serving.transformers_cache import PAGE_TOKENS, plan_sectors
 from tonnage.serving.weights import list_weights
 from tonnage.units import GIB, format_gib
 
@@ -25,6 +26,12 @@ SOURCE: Final = "closed form"
 
 _CAPTURED_MOST: Final = 512
 """Largest batch of which vLLM captures a graph."""
+
+_AMPERE: Final = (8, 0)
+"""Capability from which on flash attention is assumed to be installed for transformers."""
+
+_LOADING_BYTES: Final = GIB
+"""Memory that loading weights may leave reserved in transformers: assumed."""
 
 _PROFILE_INTERVAL: Final = (0.98, 1.05)
 """Peak of a log / that of the formula, for networks of text."""
@@ -160,8 +167,9 @@ def _stage_memory(
     none = Interval(low_bytes=0, bytes=0, high_bytes=0)
     captured = none if stated.eager else graphs(len(stage), has_experts=shape.experts > 0, sizes=_captured(full))
     block_layers = layers[stage.start : stage.stop] if len(layers) == shape.layers else layers
-    layout = lay_out(block_layers, stated.block_tokens)
-    low, pool, high = _pool_bytes(full, weights, profile, outside, captured, network)
+    pages = PAGE_TOKENS if full.engine.name == "transformers" else stated.block_tokens
+    layout = lay_out(block_layers, pages)
+    low, pool, high = _pool_bytes(full, weights, profile, outside, captured, network, block_layers)
     return StageMemory(
         stage=index,
         weights_bytes=weights,
@@ -222,6 +230,7 @@ def _pool_bytes(
     outside: Interval,
     captured: Interval,
     network: ServedNetwork,
+    layers: tuple[LayerCache, ...],
 ) -> tuple[int, int, int]:
     """Return the bytes of the pool with its interval: low, typical, high."""
     device = full.device
@@ -242,8 +251,16 @@ def _pool_bytes(
         typical = free - int((device.capacity_bytes - device.context_bytes) * (1 - full.utilization))
         margin = int(abs(typical) * sglang_facts()["interval"])
         return typical - margin, typical, typical + margin
-    typical = int((free - cublas_workspace_bytes(device)) * full.utilization)
-    return typical - GIB, typical, typical + GIB // 2
+    assert network.shape is not None
+    cache = plan_sectors(
+        network.shape,
+        layers,
+        available_bytes=int((free - cublas_workspace_bytes(device)) * full.utilization),
+        batch_tokens=full.max_batched_tokens,
+        requests=full.max_seqs,
+        flash=device.capability >= _AMPERE,
+    )
+    return cache.bytes - _LOADING_BYTES, cache.bytes, cache.bytes
 
 
 def _why_not(full: FullSettings, worst: StageMemory, needed: int, longest: int) -> str | None:
@@ -311,8 +328,11 @@ def _assumed(network: ServedNetwork, full: FullSettings, cluster: Cluster) -> tu
     found = list(cluster.device.assumed)
     if network.has_towers:
         found.append("the peak of the image encoder is not modelled; the interval allows 40 % of a step's peak")
-    if full.engine.name != "vllm":
-        found.append(f"{full.engine.name} reserves memory by a rule; the peak of a step is not checked against it")
+    if full.engine.name == "sglang":
+        found.append("sglang reserves memory by a rule; the peak of a step is not checked against it")
+    if full.engine.name == "transformers":
+        with_flash = full.device.capability >= _AMPERE
+        found.append(f"transformers {'with' if with_flash else 'without'} flash attention, no logits processors")
     if full.stated.eager is False and full.engine.name == "vllm":
         found.append("a warm compile cache; a cold one leaves about 0.5 GiB less")
     return tuple(found)

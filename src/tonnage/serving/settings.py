@@ -106,6 +106,8 @@ def complete(settings: ServeSettings, network: ServedNetwork, cluster: Cluster) 
         raise UsageError(f"gpu-memory-utilization is {utilization!r}; it must be above 0 and at most 1.")
     if settings.kv_dtype not in KV_DTYPES:
         raise UsageError(f"Unknown kv-dtype {settings.kv_dtype!r}; possible: {', '.join(KV_DTYPES)}.")
+    if engine.name == "transformers" and KV_DTYPES[settings.kv_dtype] < KV_DTYPES["auto"]:
+        raise UsageError("transformers pages keys and values in the network's own dtype; leave --kv-dtype out.")
     _check_ranks(settings, cluster)
     max_len = _longest(settings, network)
     is_big = device.capacity_bytes >= _BIG_CARD_BYTES and not device.id.startswith("a100")
