@@ -130,7 +130,7 @@ def _check_out(settings: Settings) -> None:
     out = settings.out
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file; name a folder.")
-    is_used = out.is_dir() and any(out.iterdir())
+    is_used = out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir())  # drafts of a killed run
     if is_used and not settings.resume:
         raise UsageError(f"--out {out} is in use; name another folder, or continue its run with --resume.")
     if settings.resume and not (out / run_file.FILE).is_file():
