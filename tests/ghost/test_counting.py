@@ -133,7 +133,6 @@ def test_a_step_that_follows_known_numbers_is_counted(dry_run: Any) -> None:
     """What its backward does with them has been computed on the host before it is counted, and is not once more."""
     answer = dry_run("further.py", "chooses", gpu="h200", seconds=True)
     assert "Traceback" not in answer.output
-    assert any("second run" in note for note in answer.run.estimate.notes)
     assert answer.run.estimate.time["step_seconds"] > 0
 
 

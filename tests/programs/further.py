@@ -31,7 +31,7 @@ def main() -> None:
             sys.exit(3)
         with FlopCounterMode(display=False) if how == "counts" else nullcontext():
             found = run(torch.randn(512, 1024, device="cuda"))
-            if how == "chooses":  # by numbers that are known, which are computed on the host in a second run
+            if how == "chooses":  # by numbers that are known, which are computed on the host
                 labels = torch.arange(512, device="cuda")
                 found = found.gather(1, (labels[labels > 127] % 1024)[:, None].expand(-1, 4))
                 margins = torch.zeros(4, device="cuda", requires_grad=True)

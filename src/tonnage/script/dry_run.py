@@ -47,9 +47,6 @@ _POLL_SECONDS: Final = 0.2
 _ACCOUNT: Final = "cards"
 """Name of the file in the folder of a run that counts the memory of each GPU."""
 
-_SIZE_ASSUMPTIONS: Final = ("unique of computed values", "nonzero() (also boolean indexing")
-"""Beginnings of assumptions about the size of a result (`ASSUMED` of `tonnage_inside.values.policy`)."""
-
 _LOADER_EXIT: Final = 127
 """Exit code of a process that calls a function which the loader does not find."""
 
@@ -89,12 +86,12 @@ def run(
     accelerate launch, deepspeed); so one of hundreds of ranks runs on a laptop.  With `seconds` one more step is run,
     whose operations are counted (`step_time.add_counted_time`).
 
-    A command that is stopped at the time limit is summed up if every rank made two steps.  One that fails in its
-    first step, perhaps because of a value that no ghost computes, is run a second time, in which values that depend
-    on small known values are computed on the host.  The output of the command goes to standard error.
+    A command that is stopped at the time limit is summed up if every rank made two steps.  The output of the command
+    goes to standard error.
 
     Raises TrialFailed if it fails for a reason other than memory, hangs, or never uses the GPU; GhostUnavailable if
-    no ghost can run here; UsageError for a command that cannot be run.
+    no ghost can run here; CannotEstimate if it has an optimizer that makes no step; UsageError for a command that
+    cannot be run.
     """
     if not command:
         raise UsageError("No command to run; write it after two dashes: tonnage dry-run --gpu t4 -- python train.py")
@@ -128,27 +125,14 @@ def run(
                 command=started, ended=ended, results=collect_results(folder), cards=cards.read(folder / _ACCOUNT)
             )
 
-    made, notes = attempt(variables), []
+    made = attempt(variables)
     if _lacks_function(made):
         progress("running it again, to find the library that needs a missing function")
         if reason := _find_missing_function(attempt({**given, "LD_BIND_NOW": "1"}).results):
             raise TrialFailed(reason)
-    failed = _find_early_failure(made.results)
-    if failed is not None or _has_guessed_sizes(made.results):
-        progress("running it again, with values that depend on small known values computed on the host")
-        again = attempt({**given, "TONNAGE_FOLLOW": "1"})
-        went_on = again.results.traces and not any(
-            trace.outcome.get("kind") == "failed" for trace in again.results.traces
-        )
-        if went_on and (
-            failed is not None
-            or not _has_guessed_sizes(again.results)
-            or _has_other_peaks(again.results, made.results)
-        ):
-            made, notes = again, [ending.note_followed(failed)]
     serves = engine_results.is_serving(made.results)
     how = engine_results.judge(made.results, made.ended, timeout_seconds) if serves else None
-    notes += ending.judge(made.command, made.results, made.ended, steps, timeout_seconds) if how is None else how
+    notes = ending.judge(made.command, made.results, made.ended, steps, timeout_seconds) if how is None else how
     notes += [ending.note_shared(card, made.results.names, cluster) for card in made.cards if len(card.holders) > 1]
     summed = estimate_from_traces(
         made.results.traces,
@@ -212,27 +196,6 @@ def _find_missing_function(results: ProcessResults) -> str | None:
     outcomes = [*results.failed, *map(ending.outcome_with_cuda, results.traces)]
     failure = next((outcome for outcome in outcomes if "undefined symbol" in str(outcome.get("message"))), None)
     return None if failure is None else ending.describe_failure(failure)
-
-
-def _find_early_failure(results: ProcessResults) -> Trace | None:
-    """Return a rank that failed in its first step after it read a value that the GPU would have computed."""
-    failed = [
-        trace for trace in results.traces if trace.outcome.get("error") in ending.VALUE_ERRORS and not trace.steps
-    ]
-    ran_out = any(trace.outcome.get("kind") == "oom" for trace in results.traces)
-    early = next((trace for trace in failed if trace.outcome.get("computed_reads")), None)
-    return None if ran_out else early
-
-
-def _has_guessed_sizes(results: ProcessResults) -> bool:
-    """Return True if the size of a result was guessed because it depends on computed values."""
-    return any(text.startswith(_SIZE_ASSUMPTIONS) for trace in results.traces for text in trace.assumed)
-
-
-def _has_other_peaks(results: ProcessResults, other: ProcessResults) -> bool:
-    """Return True if the peaks of some rank differ between two runs."""
-    peaks, other_peaks = ({trace.rank: trace.peaks for trace in each.traces} for each in (results, other))
-    return peaks != other_peaks
 
 
 def _card_document(card: cards.Card, names: Mapping[int, tuple[int, str]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tonnage.cluster import Cluster
-from tonnage.errors import TrialFailed
+from tonnage.errors import CannotEstimate, TrialFailed
 from tonnage.ghost import cards
 from tonnage.script.process_results import ProcessResults
 from tonnage.trace.trace import Trace
@@ -21,10 +21,6 @@ ENOUGH_STEPS: Final = 2
 
 VALUE_ERRORS: Final = ("RuntimeError", "IndexError", "ValueError", "AssertionError", "KeyError", "ZeroDivisionError")
 """Errors that a value which was not computed can cause."""
-
-_SECOND_RUN: Final = (
-    "These figures are from a second run, which computed values that depend on small known values on the host."
-)
 
 _UNDEFINED: Final = re.compile(r"undefined symbol: ((?:cu|nccl|nvml|nvrtc|nvtx)\w+)")
 """The loader's error about a library that needs a function of NVIDIA which does not exist."""
@@ -47,15 +43,6 @@ _NOT_REACHED: Final = (
     "No Python that it started found the ghost: it started none, or Python did not get its environment (env -i, "
     "sudo, a container), or was told to ignore it (python -I, -E or -S)."
 )
-
-
-def note_followed(failed: Trace | None) -> str:
-    """Return the note about a second run, in which values that depend on small known values were computed."""
-    if failed is None:
-        return f"The size of some results depends on values that the program computes. {_SECOND_RUN}"
-    error, message = failed.outcome.get("error"), _shorten(str(failed.outcome.get("message")), 160)
-    where = locate_failure(failed.outcome.get("stack") or [""])
-    return f"The command fails if all computed values read as zero ({error}: {message}, at {where}). {_SECOND_RUN}"
 
 
 def note_shared(card: cards.Card, names: Mapping[int, tuple[int, str]], cluster: Cluster) -> str:
@@ -85,7 +72,10 @@ def _name_process(process: int, names: Mapping[int, tuple[int, str]]) -> str:
 def judge(
     command: list[str], results: ProcessResults, ended: int | None, steps: int, timeout_seconds: float
 ) -> list[str]:
-    """Return the notes about how the command ended.  Raises TrialFailed if the results give no answer."""
+    """Return the notes about how the command ended.
+
+    Raises TrialFailed if the results give no answer; CannotEstimate if it has optimizers and none made a step.
+    """
     if not results.traces:
         raise TrialFailed(_explain_no_trace(command, results, ended, timeout_seconds))
     notes = [_note_other_process(trace) for trace in results.others if trace.peaks.get("reserved_bytes")]
@@ -108,20 +98,43 @@ def judge(
         raise TrialFailed(" ".join([*why, _note_ooms(ooms)] if ooms else why))
     if not any(trace.peaks.get("allocated_bytes", 0) for trace in (*results.traces, *results.others)):
         raise TrialFailed(_explain_no_gpu(command, "allocated no GPU memory through PyTorch"))
+    if not any(trace.steps for trace in results.traces) and (idle := _count_idle_elements(results.traces)):
+        raise CannotEstimate(_explain_no_step(idle, results.traces))
     notes += lost
     if 0 < done < min(steps, ENOUGH_STEPS):
-        notes.append(_note_early(done))
+        notes.append(_note_early(done, _find_branch(results.traces)))
     if ended < 0:
         notes.append(f"Signal {-ended} ended the process at its exit, after everything had been recorded.")
     return notes
 
 
-def _note_early(done: int) -> str:
-    """Return the note about a command that ended after its first step."""
+def _count_idle_elements(traces: Sequence[Trace]) -> int:
+    """Return the most elements of one rank that only optimizers would train which made no step."""
+    return max(int(trace.script.get("idle_elements", 0)) for trace in traces)
+
+
+def _find_branch(traces: Sequence[Trace]) -> str | None:
+    """Return the first branch that a rank took by a computed number, as it is listed among the assumptions."""
+    return next((text for trace in traces for text in trace.assumed if "from a computed number" in text), None)
+
+
+def _explain_no_step(idle_elements: int, traces: Sequence[Trace]) -> str:
+    """Return why a command with an optimizer that made no step has no answer."""
+    branch = _find_branch(traces)
     return (
-        f"The command ended by itself after {pluralise(done, 'optimizer step')}, perhaps because losses "
-        f"read as zero: "
-        "these numbers do not include a later step, which has optimizer states beside its activations."
+        f"Cannot say whether it fits: the command has an optimizer of {idle_elements:,} elements and ended before it "
+        "made a step, so that neither its states nor a later step were seen."
+        + (f" It decided by a number that no ghost computes ({branch})." if branch else "")
+        + " Run it with arguments by which it trains for at least one step."
+    )
+
+
+def _note_early(done: int, branch: str | None) -> str:
+    """Return the note about a command that ended after its first step; `branch` is one on a computed number."""
+    why = "" if branch is None else f", perhaps because it decided by a computed number ({branch})"
+    return (
+        f"The command ended by itself after {pluralise(done, 'optimizer step')}{why}: these numbers do not include a "
+        "later step, which has optimizer states beside its activations."
     )
 
 

@@ -1,8 +1,9 @@
 /* Values: which bytes of device memory are known, because a small copy or fill put them there.
  *
- * Known ranges hold their bytes; everything else on the device reads as zero.  Copies of more than
- * VALUES_COPY_BYTES carry no values.  Kernels write nothing we could see, so what was known of a block is
- * forgotten when PyTorch's allocator hands it out anew (handout.c), or when somebody calls ghost_forget. */
+ * Known ranges hold their bytes; everything else on the device reads as zero, unless a guess was put there: bytes that
+ * are read, but do not count as known.  Copies of more than VALUES_COPY_BYTES carry no values.  Kernels write nothing we
+ * could see, so what was known of a block is forgotten when PyTorch's allocator hands it out anew (handout.c), or when
+ * somebody calls ghost_forget or ghost_forget_values. */
 #define _GNU_SOURCE
 #include "ghost.h"
 
@@ -16,9 +17,16 @@
 #define KNOWN_LIMIT (512 * MIB) /* of host memory; what comes after is not remembered */
 #define PAGE 4096ull
 
+enum origin {
+    WRITTEN,  /* by a copy, a fill or a collective of the program */
+    FOLLOWED, /* computed by Python code of ours, from other values */
+    GUESSED,  /* read as if known, but a kernel computed it */
+};
+
 struct value {
     struct range range; /* first: a pointer to it is a pointer to the value */
     bool zero;          /* all bytes are zero and none is kept */
+    enum origin origin;
     unsigned char bytes[];
 };
 
@@ -28,7 +36,7 @@ static uint64_t known_bytes;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* `bytes` is NULL for zeros. */
-static void remember(uint64_t address, const void *bytes, uint64_t size)
+static void remember(uint64_t address, const void *bytes, uint64_t size, enum origin origin)
 {
     uint64_t kept = bytes ? size : 0;
     if (known_bytes + kept > KNOWN_LIMIT || size == 0)
@@ -37,6 +45,7 @@ static void remember(uint64_t address, const void *bytes, uint64_t size)
     value->range.start = address;
     value->range.bytes = size;
     value->zero = !bytes;
+    value->origin = origin;
     if (bytes)
         memcpy(value->bytes, bytes, size);
     range_insert(&known, &value->range);
@@ -66,9 +75,9 @@ static void forget(uint64_t start, uint64_t end)
         range_remove(&known, &value->range);
         known_bytes -= value->zero ? 0 : value->range.bytes;
         if (from < start)
-            remember(from, bytes_from(value, 0), start - from);
+            remember(from, bytes_from(value, 0), start - from, value->origin);
         if (to > end)
-            remember(end, bytes_from(value, end - from), to - end);
+            remember(end, bytes_from(value, end - from), to - end, value->origin);
         free(value);
     }
 }
@@ -85,12 +94,12 @@ static void written(uint64_t start, uint64_t end)
 }
 
 /* `source` is NULL for zeros, of which any number is remembered. */
-static void write_values(uint64_t target, const void *source, uint64_t bytes)
+static void write_values(uint64_t target, const void *source, uint64_t bytes, enum origin origin)
 {
     pthread_mutex_lock(&lock);
     written(target, target + bytes);
     if (!source || bytes <= VALUES_COPY_BYTES)
-        remember(target, source, bytes);
+        remember(target, source, bytes, origin);
     pthread_mutex_unlock(&lock);
 }
 
@@ -118,6 +127,7 @@ static void move_values(uint64_t target, uint64_t source, uint64_t bytes)
         struct piece *next;
         uint64_t offset, bytes;
         bool zero;
+        enum origin origin;
         unsigned char data[];
     } *pieces = NULL;
 
@@ -128,7 +138,7 @@ static void move_values(uint64_t target, uint64_t source, uint64_t bytes)
         uint64_t from = value->range.start, to = from + value->range.bytes;
         uint64_t first = from > source ? from : source, last = to < end ? to : end;
         struct piece *piece = malloc(sizeof *piece + (value->zero ? 0 : last - first));
-        *piece = (struct piece){pieces, first - source, last - first, value->zero};
+        *piece = (struct piece){pieces, first - source, last - first, value->zero, value->origin};
         if (!value->zero)
             memcpy(piece->data, value->bytes + (first - from), last - first);
         pieces = piece;
@@ -138,7 +148,7 @@ static void move_values(uint64_t target, uint64_t source, uint64_t bytes)
     written(target, target + bytes);
     while (pieces) {
         struct piece *piece = pieces;
-        remember(target + piece->offset, piece->zero ? NULL : piece->data, piece->bytes);
+        remember(target + piece->offset, piece->zero ? NULL : piece->data, piece->bytes, piece->origin);
         pieces = piece->next;
         free(piece);
     }
@@ -260,7 +270,7 @@ void values_copy(void *target, const void *source, size_t bytes)
         if (is_device_address(source))
             move_values((uint64_t)target, (uint64_t)source, bytes);
         else
-            write_values((uint64_t)target, source, bytes);
+            write_values((uint64_t)target, source, bytes, WRITTEN);
     } else if (!is_device_address(source)) {
         memmove(target, source, bytes);
     } else if (bytes <= VALUES_COPY_BYTES) {
@@ -274,7 +284,10 @@ void values_copy(void *target, const void *source, size_t bytes)
  * captures a graph. */
 API void ghost_copy_values(void *target, const void *source, uint64_t bytes)
 {
-    values_copy(target, source, bytes);
+    if (is_device_address(target) && !is_device_address(source))
+        write_values((uint64_t)target, source, bytes, FOLLOWED);
+    else
+        values_copy(target, source, bytes);
 }
 
 static void fill_host(unsigned char *target, int value, int value_bytes, size_t bytes)
@@ -292,13 +305,13 @@ void values_fill(void *target, int value, int value_bytes, size_t bytes)
     if (!is_device_address(target)) {
         fill_host(target, value, value_bytes, bytes);
     } else if (value == 0) {
-        write_values((uint64_t)target, NULL, bytes);
+        write_values((uint64_t)target, NULL, bytes, WRITTEN);
     } else if (bytes > VALUES_COPY_BYTES) {
         values_forget((uint64_t)target, bytes);
     } else {
         unsigned char *pattern = malloc(bytes);
         fill_host(pattern, value, value_bytes, bytes);
-        write_values((uint64_t)target, pattern, bytes);
+        write_values((uint64_t)target, pattern, bytes, WRITTEN);
         free(pattern);
     }
 }
@@ -325,19 +338,64 @@ API void ghost_forget(uint64_t address)
     pthread_mutex_unlock(&lock);
 }
 
-/* Whether every byte of the range is known: copied or filled there, rather than left to a kernel. */
-bool values_known(uint64_t address, uint64_t bytes)
+/* Forgets the values of a part of a block. */
+API void ghost_forget_values(uint64_t address, uint64_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    forget(address, address + bytes);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Forgets what Python code of ours has computed for a part of a block, if a kernel has overwritten it since. */
+API void ghost_forget_followed(uint64_t address, uint64_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    uint64_t from = address, end = address + bytes;
+    struct value *value;
+    while (from < end && (value = overlapping(from, end))) {
+        uint64_t start = value->range.start > from ? value->range.start : from;
+        uint64_t stop = value->range.start + value->range.bytes;
+        if (value->origin == FOLLOWED)
+            forget(start, stop < end ? stop : end);
+        from = stop;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* Puts a guess where a kernel has computed: it is read like a value, and is none. */
+API void ghost_guess(uint64_t target, const void *source, uint64_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    written(target, target + bytes);
+    remember(target, source, bytes, GUESSED);
+    pthread_mutex_unlock(&lock);
+}
+
+static bool covered(uint64_t address, uint64_t bytes, bool with_guesses)
 {
     pthread_mutex_lock(&lock);
     uint64_t reached = address, end = address + bytes;
     struct range *range;
-    while (reached < end && (range = range_holding(known, reached)))
+    while (reached < end && (range = range_holding(known, reached)) &&
+           (with_guesses || ((struct value *)range)->origin != GUESSED))
         reached = range->start + range->bytes;
     pthread_mutex_unlock(&lock);
     return reached >= end;
 }
 
+/* Whether every byte of the range is known: copied or filled there, rather than left to a kernel. */
+bool values_known(uint64_t address, uint64_t bytes)
+{
+    return covered(address, bytes, false);
+}
+
 API int ghost_known(uint64_t address, uint64_t bytes)
 {
     return values_known(address, bytes);
+}
+
+/* The same, but for guesses too. */
+API int ghost_readable(uint64_t address, uint64_t bytes)
+{
+    return covered(address, bytes, true);
 }

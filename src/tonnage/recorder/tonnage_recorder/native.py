@@ -34,7 +34,11 @@ class Native:
         library.ghost_copy_values.restype = None
         library.ghost_reads_zero.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
         library.ghost_note_computed_read.restype = None
-        library.ghost_known.argtypes = [ctypes.c_uint64, ctypes.c_size_t]
+        for name in ("ghost_known", "ghost_readable", "ghost_forget_values", "ghost_forget_followed"):
+            getattr(library, name).argtypes = [ctypes.c_uint64, ctypes.c_uint64]
+        library.ghost_forget_values.restype = library.ghost_forget_followed.restype = None
+        library.ghost_guess.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64]
+        library.ghost_guess.restype = None
         library.ghost_log_add.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64]
         library.ghost_log_add.restype = None
         library.ghost_log_cut.argtypes = [ctypes.c_size_t]
@@ -61,6 +65,22 @@ class Native:
     def known(self, address: int, count_bytes: int) -> bool:
         """Return whether these bytes were copied to the card, rather than left to a kernel to compute."""
         return bool(self._library.ghost_known(address, count_bytes))
+
+    def readable(self, address: int, count_bytes: int) -> bool:
+        """Return whether these bytes are known or were guessed."""
+        return bool(self._library.ghost_readable(address, count_bytes))
+
+    def guess(self, address: int, source: int, count_bytes: int) -> None:
+        """Put bytes of the host where a kernel has computed: they are read, and are not known."""
+        self._library.ghost_guess(address, source, count_bytes)
+
+    def forget_values(self, address: int, count_bytes: int) -> None:
+        """Forget what was known or guessed of these bytes."""
+        self._library.ghost_forget_values(address, count_bytes)
+
+    def forget_followed(self, address: int, count_bytes: int) -> None:
+        """Forget what `copy_values` has put there, and nothing that the program has copied there since."""
+        self._library.ghost_forget_followed(address, count_bytes)
 
     def zero_host(self, address: int, count_bytes: int) -> None:
         """Make host memory read as zero; pages that were never touched read so already, and stay untouched."""

@@ -113,6 +113,24 @@ def frames(stack: Iterable[traceback.FrameSummary]) -> list[str]:
     ]
 
 
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "/torch/")
+"""Parts of the paths of files that are not the program's own."""
+
+
+def locate_caller() -> str:
+    """Return `file:line` of the innermost frame in the program's own code, or else in a library other than torch."""
+    frame, library = sys._getframe(1), ""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if os.path.basename(os.path.dirname(name)) not in (*_OURS, "values") and "/torch/" not in name:
+            place = f"{name.removeprefix(_STARTED_IN)}:{frame.f_lineno}"
+            if not any(part in name for part in _LIBRARIES):
+                return place
+            library = library or place
+        frame = frame.f_back  # type: ignore[assignment]
+    return library
+
+
 def hear_uncaught(watch: Any, store: dict[str, Any]) -> None:
     """Chain into sys.excepthook to put the outcome of an uncaught exception into `store`."""
     shown = sys.excepthook

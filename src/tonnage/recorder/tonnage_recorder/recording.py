@@ -157,6 +157,8 @@ class Recording:
             path = os.path.join(self.folder, f"{self._process}.trace")
             with contextlib.suppress(FileNotFoundError):  # as above
                 ended = self.ended or self.watch.shortage_outcome()
+                if self.watch.script is not None:
+                    self.watch.script.facts["idle_elements"] = self.watch.idle_elements()
                 written.write(path, self.watch, ended, self.assumed(), self.source)
 
     def stop(self) -> None:

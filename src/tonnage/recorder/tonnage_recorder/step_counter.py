@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from .tensors import elements
+
 PATIENCE = 8
 """Steps of the other optimizers after which one is not waited for any longer; critics step five times for a
 generator's step (WGAN)."""
@@ -28,6 +30,8 @@ class StepCounter:
         self._ever: weakref.WeakSet[Any] = weakref.WeakSet()
         self._now: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._turns = 0
+        self._most_elements = 0
+        self._is_any_counted = False
         self._given_up: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def add(self, optimizer: Any) -> None:
@@ -38,6 +42,7 @@ class StepCounter:
         if not _can_step(optimizer):
             return
         (self._later if self._turns else self._known).add(optimizer)
+        self._most_elements = max(self._most_elements, sum(map(elements, _parameters(optimizer))))
 
     def is_new(self, optimizer: Any) -> bool:
         """Return whether this optimizer has never stepped."""
@@ -50,6 +55,7 @@ class StepCounter:
     def count(self, optimizer: Any) -> None:
         """Count a step of this optimizer."""
         self._turns += 1
+        self._is_any_counted = True
         self._ever.add(optimizer)
         self._now[optimizer] = self._now.get(optimizer, 0) + 1
 
@@ -70,9 +76,16 @@ class StepCounter:
         self._known.update(self._later)
         self._later.clear()
 
-    def sizes_never_stepped(self) -> list[int]:
-        """Return the number of elements that each optimizer would train alone, for those that never stepped."""
-        late = [each for each in [*self._known, *self._later] if each not in self._ever]
+    def idle_elements(self) -> int:
+        """Return the most elements that an optimizer was made for, if none of all has stepped; else 0."""
+        return 0 if self._is_any_counted else self._most_elements
+
+    def sizes_never_stepped(self, updating: Any = None) -> list[int]:
+        """Return the number of elements that each optimizer would train alone, for those that never stepped.
+
+        The one that is `updating` is in its first step, which has not ended.
+        """
+        late = [each for each in [*self._known, *self._later] if each not in self._ever and each is not updating]
         return [sum(p.numel() for p in own) for own in self._own_parameters(late)]
 
     def _own_parameters(self, late: Iterable[Any]) -> list[list[Any]]:

@@ -90,7 +90,7 @@ class Steps:
         """Return a sentence for each optimizer that trains something alone and never stepped, or for having none."""
         sentences = [
             f"an optimizer of {count:,} elements never stepped: its states are not included"
-            for count in self.optimizers.sizes_never_stepped()
+            for count in self.optimizers.sizes_never_stepped(None if self.updating is None else self.updating())
         ]
         if self._are_passes_enough():
             sentences.append(f"no optimizer makes steps here: {self.backward_passes} backward passes count as steps")

@@ -85,6 +85,7 @@ class Watch:
         self.add_shortage, self.shortage_outcome = self._shortage.add, self._shortage.outcome
         self.add_step, self.is_done = self._steps.add, self._steps.is_done
         self.describe_omissions = self._steps.describe_omissions
+        self.idle_elements = self._steps.optimizers.idle_elements
 
     @property
     def steps(self) -> int:

@@ -3,8 +3,7 @@
 Environment: TONNAGE_OUT (folder for the traces), TONNAGE_STEPS (optimizer steps to run),
 TONNAGE_SOURCE, TONNAGE_ALONE (this process acts for its rank alone, see `ranks`),
 TONNAGE_COUNTED (one more step is made, whose operations are counted, see `operations`),
-TONNAGE_SETTINGS (see `script`), TONNAGE_FOLLOW (computations from small known values are known, see `integers`),
-TONNAGE_CATALOG (see `hub`).
+TONNAGE_SETTINGS (see `script`), TONNAGE_CATALOG (see `hub`).
 """
 
 import atexit
@@ -56,8 +55,9 @@ def _start(torch: ModuleType, script: Script, environment: dict[str, str], hub: 
         values.install(policy)
         kernels.keep_apart(environment)
         kernels.key_by_dates()
-        if environment.get("TONNAGE_FOLLOW"):
-            torch.cuda._lazy_call(lambda: values.integers.follow(policy, numbers=True))
+        policy.completed_steps = lambda: watch.made_steps
+        values.compiled.follow(policy)
+        torch.cuda._lazy_call(lambda: values.numbers.follow(policy))
         saves.Saves(torch, Path(environment["TONNAGE_OUT"]) / "saved", policy.use).install()
         ghost.log(True)
     ranks.prepare(torch, ghost)

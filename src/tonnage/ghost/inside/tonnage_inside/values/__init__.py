@@ -34,17 +34,19 @@ from . import (
     mask_selection,
     masks,
     multimodal,
+    numbers,
     outliers,
     pretrained,
     result_sizes,
     routing,
     scripted,
     serving,
+    triton_kernels,
     tuning,
 )
 from .policy import Policy
 
-__all__ = ["Policy", "install", "integers"]
+__all__ = ["Policy", "compiled", "install", "integers", "numbers"]
 
 TRACKERS = ("wandb", "mlflow", "comet_ml", "clearml", "swanlab", "neptune", "neptune_scale", "trackio")
 """Packages that the dry-run's environment sets to work offline (tonnage.script.trackers)."""
@@ -56,6 +58,7 @@ _OF_LIBRARIES: tuple[tuple[str, Callable[[Policy, ModuleType], None]], ...] = (
     ("torch.optim.lbfgs", descent.patch),
     ("torch.distributed.distributed_c10d", lengths.patch_object_exchange),
     ("triton.runtime.autotuner", tuning.patch),
+    ("triton.runtime.jit", triton_kernels.patch),
     ("torch._inductor.config", tuning.patch_inductor),
     ("bitsandbytes.functional", outliers.patch),
     ("deepspeed.ops.op_builder.builder", deepspeed_ops.patch),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tonnage_recorder.imports import after_import
 
-from .integers import KNOWN_BYTES, is_small, without_values
+from .integers import KNOWN_BYTES, count_writes, is_small, without_values
 
 if TYPE_CHECKING:
     from .policy import Policy
@@ -66,7 +66,7 @@ def _patch(policy: Policy, module: ModuleType) -> None:
     def call_user_compiler(found: Any, graph_module: Any, *args: Any, **kwargs: Any) -> Any:
         graph = _Graph(policy, graph_module)  # before the compiler, which may change it
         made = original(found, graph_module, *args, **kwargs)
-        return graph.beside(made) if graph.steps else made
+        return graph.beside(made)
 
     kind.call_user_compiler = call_user_compiler
 
@@ -88,13 +88,21 @@ class _Graph:
         self.steps = [node for node in nodes if node in needed] if wanted else []
 
     def beside(self, made: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that runs the compiled code and then the same computation of integers on the host."""
+        """Return a function that runs the compiled code and then the same computation of integers on the host.
+
+        What the code writes in place is forgotten.
+        """
 
         def run(*args: Any) -> Any:
-            known = [self._given(arg) for arg in args]  # the code may write to them
+            with self.torch._C.DisableTorchFunction():
+                small = [(arg, count_writes(arg)) for arg in args if is_small(self.torch, arg, numbers=True)]
+            known = [self._given(arg) for arg in args] if self.steps else []  # the code may write to them
             results = made(*args)
-            if isinstance(results, list | tuple):
-                with self.torch._C.DisableTorchFunction():
+            with self.torch._C.DisableTorchFunction():
+                for arg, writes in small:
+                    if count_writes(arg) != writes:
+                        self.policy.forget(arg)
+                if self.steps and isinstance(results, list | tuple):
                     self._write(results, self._values(known))
             return results
 

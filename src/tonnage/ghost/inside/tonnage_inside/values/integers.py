@@ -23,9 +23,9 @@ _REPLACED = (
     *("__or__", "__ior__", "__and__", "__iand__", "logical_or", "logical_and"),
     *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "eq", "ne", "lt", "le", "gt", "ge"),
 )
-_NOT_COMPUTED = ("empty", "empty_like", "new_empty", "__get__", "normal")
-_DRAWN = ("rand", "dropout", "bernoulli", "multinomial", "normal_", "uniform", "exponential")
-"""Parts of the names of functions whose results are drawn: the host's generator is left alone."""
+_NOT_COMPUTED = ("__get__", "normal", "poisson", "cauchy_", "geometric_", "rrelu", "lstm", "gru", "rnn_tanh")
+_DRAWN = ("empty", "rand", "dropout", "bernoulli", "multinomial", "normal_", "uniform", "exponential", "attention")
+"""Parts of the names of functions whose results are unset or drawn: the host's generator is left alone."""
 
 
 @functools.cache
@@ -57,6 +57,11 @@ def is_small(torch: Any, value: Any, *, numbers: bool = False) -> bool:
     if not isinstance(value, torch.Tensor) or not value.is_cuda or of_compiler(value) or is_sparse(torch, value):
         return False
     return bool((numbers or not value.dtype.is_floating_point) and value.nbytes <= KNOWN_BYTES)
+
+
+def count_writes(tensor: Any) -> int:
+    """Return how often a tensor was written in place; 0 for one of inference mode, of which that is not counted."""
+    return 0 if tensor.is_inference() else int(tensor._version)
 
 
 def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
@@ -117,10 +122,7 @@ def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
             options = kwargs or {}
             name = getattr(function, "__name__", "")
             if torch.compiler.is_compiling():
-                # Dynamo takes a tensor's method by its name, but cannot see into what replaced it (see `values`).
-                return (
-                    getattr(args[0], name)(*args[1:], **options) if name in _REPLACED else function(*args, **options)
-                )
+                return called_in_graph(function, name, args, options)
             if without_values(name) or inside_transform() is not None:
                 return function(*args, **options)
             if name in _READ_OUT and small(args[0]):
@@ -153,16 +155,24 @@ def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
     return KnownIntegers
 
 
-def follow(policy: Policy, *, numbers: bool = False) -> None:
-    """Make known, from now on in this thread, what is computed from known integers, or from any small `numbers`."""
+def called_in_graph(function: Any, name: str, args: Any, options: Any) -> Any:
+    """Call a function in a graph that Dynamo makes.
+
+    Dynamo takes a tensor's method by its name, but cannot see into what replaced it (see `values`).
+    """
+    return getattr(args[0], name)(*args[1:], **options) if name in _REPLACED else function(*args, **options)
+
+
+def follow(policy: Policy) -> None:
+    """Make known, from now on in this thread, what is computed from known integers."""
     torch = policy.torch
     if torch._C._len_torch_function_stack() == 0:
-        mode = known_integers(policy, numbers=numbers)()
-        _take_over_in_backward(torch, mode)
+        mode = known_integers(policy)()
+        take_over_in_backward(torch, mode)
         mode.__enter__()
 
 
-def _take_over_in_backward(torch: Any, mode: Any) -> None:
+def take_over_in_backward(torch: Any, mode: Any) -> None:
     """Keep the mode in the engine's threads, which take the caller's modes and run checkpointed layers again.
 
     A mode is suspended while it handles a function such as `backward`, so the engine would be called without it.

@@ -6,14 +6,19 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tonnage_recorder import outcome
 from tonnage_recorder.native import Native
 
 from .integers import hidden_from_modes, is_sparse
+
+MOST_BRANCHES = 20
+"""Branches on computed numbers that are listed one by one."""
 
 BIG_ELEMENTS = 1 << 16
 """Size from which tensors are not filled on the host, and masks not written."""
 
 ASSUMED = {
+    "numbers": "computed numbers read as plausible ones: losses and norms are positive, chances equal, indices 0",
     "finite": "torch.isfinite of a computed tensor is True",
     "all": "tensor.all() of a computed mask is True",
     "checks": "conditions that were computed and checked hold",
@@ -50,6 +55,9 @@ class Policy:
         self.torch = torch
         self.native = native
         self._used: dict[str, None] = {}
+        self._branches: dict[str, str] = {}
+        self.completed_steps: Callable[[], int] = lambda: 0
+        """Returns the number of steps that the program has made."""
         self._library = torch.library.Library("aten", "IMPL")
         self._turns: dict[int, tuple[Any, Callable[[Any], Any]]] = {}
         self.mask_rule: Callable[[Any], Any] | None = None
@@ -57,8 +65,16 @@ class Policy:
         self._quiet = False
 
     def assumed(self) -> list[str]:
-        """Return one sentence for each assumption that was made."""
-        return [ASSUMED[name] for name in self._used]
+        """Return one sentence for each assumption that was made, and one for each branch on a computed number."""
+        branches = list(self._branches.values())
+        more = [f"{len(branches) - MOST_BRANCHES} more branches like these"] if len(branches) > MOST_BRANCHES else []
+        return [*(ASSUMED[name] for name in self._used), *branches[:MOST_BRANCHES], *more]
+
+    def note_branch(self, what: str) -> None:
+        """Note that the program goes one of two ways by a computed number; `what` was found true or false."""
+        place = outcome.locate_caller()
+        if not self._quiet and place not in self._branches:
+            self._branches[place] = f"{place}: {what}, from a computed number that reads as a plausible one"
 
     def use(self, name: str) -> None:
         """Note that the assumption `name` was made, unless a more telling one covers it."""
@@ -108,6 +124,45 @@ class Policy:
             flat = self.torch.empty(reach, dtype=tensor.dtype, device="cpu")
             self.native.copy_values(flat.data_ptr(), tensor.data_ptr(), flat.nbytes)
             return self.torch.as_strided(flat, tensor.shape, tensor.stride())
+
+    def readable(self, tensor: Any) -> Any:
+        """Return the values on the host that a read of a tensor on the card gives: known or guessed, else None."""
+        if self.native is None or not tensor.numel() or is_sparse(self.torch, tensor) or not self.is_readable(tensor):
+            return None
+        reach = _reach(tensor)
+        with hidden_from_modes(self.torch):
+            flat = self.torch.empty(reach, dtype=tensor.dtype, device="cpu")
+            self.native.copy_values(flat.data_ptr(), tensor.data_ptr(), flat.nbytes)
+            return self.torch.as_strided(flat, tensor.shape, tensor.stride())
+
+    def is_readable(self, tensor: Any) -> bool:
+        """Return whether a tensor on the card is known or was guessed."""
+        return self.native is not None and self.native.readable(*memory_of(tensor))
+
+    def forget(self, tensor: Any) -> None:
+        """Forget what was known or guessed of a tensor that a kernel has overwritten."""
+        self.forget_memory(*memory_of(tensor))
+
+    def forget_memory(self, address: int, count_bytes: int) -> None:
+        """Forget what was known or guessed of a part of the card's memory."""
+        if self.native is not None and count_bytes:
+            self.native.forget_values(address, count_bytes)
+
+    def guess(self, tensor: Any, values: Any) -> None:
+        """Let a tensor that was computed read as `values`, on the host and in what follows from it.
+
+        What lies in the gaps of a tensor reads as the first of them, unless it reads as something already.
+        """
+        torch = self.torch
+        if self.native is None or tensor.numel() == 0 or 0 in tensor.stride():
+            return
+        with hidden_from_modes(torch):
+            memory = torch.as_strided(tensor, (_reach(tensor),), (1,), tensor.storage_offset())
+            flat = self.readable(memory)
+            if flat is None:
+                flat = torch.full(memory.shape, values.flatten()[0].item(), dtype=tensor.dtype, device="cpu")
+            torch.as_strided(flat, tensor.shape, tensor.stride()).copy_(values)
+            self.native.guess(memory.data_ptr(), flat.data_ptr(), flat.nbytes)
 
     def write(self, tensor: Any, values: Any) -> None:
         """Make `values` known at `tensor`, by one copy to the card that needs no memory there.
@@ -176,6 +231,11 @@ class Policy:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._library.impl(operation, kernel, device)
+
+
+def memory_of(tensor: Any) -> tuple[int, int]:
+    """Return address and bytes of a tensor's memory, from its first element to its last."""
+    return tensor.data_ptr(), _reach(tensor) * tensor.element_size() if tensor.numel() else 0
 
 
 def _reach(tensor: Any) -> int:

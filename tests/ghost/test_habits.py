@@ -1,0 +1,88 @@
+"""Ordinary programs that decide by what they read, or count on the card."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tonnage.errors import CannotEstimate
+
+pytestmark = pytest.mark.ghost
+
+
+def answered(answer: Any) -> Any:
+    assert answer.error is None, f"{answer.error}\n{answer.output[-2000:]}"
+    return answer.run.estimate
+
+
+def test_a_step_behind_a_guard_is_made(dry_run: Any) -> None:
+    """Weights, gradients, two states and the foreach temporaries of the first update: 15 GiB of 805 M weights."""
+    estimate = answered(dry_run("habits/decides.py", "guards", gpu="t4"))
+    assert not estimate.fits
+    assert estimate.oom.phase == "optimizer"
+    assert any(re.search(r"decides\.py:\d+: [\d.]+ > 0 is true", text) for text in estimate.coverage.assumed)
+    assert not any("never stepped" in text for text in estimate.coverage.assumed)
+
+
+def test_an_optimizer_that_makes_no_step_is_no_answer(dry_run: Any) -> None:
+    error = dry_run("habits/decides.py", "never").error
+    assert isinstance(error, CannotEstimate)
+    assert "has an optimizer of 4,160 elements and ended before it made a step" in str(error)
+    assert re.search(r"decides\.py:\d+: 1\.5 < 0 is false", str(error))
+
+
+@pytest.mark.parametrize("way", ["logs", "asserts", "draws", "checkpoints", "scales", "plateau", "until-converged"])
+def test_computed_numbers_are_plausible(dry_run: Any, way: str) -> None:
+    answer = dry_run("habits/decides.py", way)
+    answered(answer)
+    assert answer.run.traces[0].steps == 3
+
+
+def test_quotients_of_losses_and_shares_of_right_answers(dry_run: Any) -> None:
+    answer = dry_run("habits/decides.py", "ratio")
+    answered(answer)
+    ratios = [said["ratio"] for said in answer.printed]
+    assert ratios[0] == 1
+    assert ratios == sorted(ratios, reverse=True)
+    answer = dry_run("habits/decides.py", "accuracy")
+    answered(answer)
+    assert answer.printed[0] == {"share": 0.5, "count": 4, "precision": 0.125}
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("samples", {"count": 16}),
+        ("accumulates", {"passes": 4}),
+        ("schedule", {"rate": 100}),
+        ("tokens", {"shape": [2, 3], "lengths": [3, 2], "row": [4, 5, -100]}),
+        ("masks", {"turns": 4, "left": 0}),
+        ("adam", {"step": 3, "decay": 0.125}),
+        ("backward", {"norm": True, "loose": True}),
+        ("buffers", {"seen": 3, "mean": True}),
+        ("graph", {"count": True, "total": True}),
+    ],
+)
+def test_what_is_known_is_computed_and_what_is_overwritten_is_not_stale(
+    dry_run: Any, way: str, said: dict[str, Any]
+) -> None:
+    answer = dry_run("habits/counts.py", way, steps=20)
+    answered(answer)
+    assert said.items() <= answer.printed[0].items()
+
+
+def test_one_step_of_four_passes_is_one_step(dry_run: Any) -> None:
+    answer = dry_run("habits/counts.py", "accumulates", steps=20)
+    assert answer.run.traces[0].steps == 3
+
+
+@pytest.mark.parametrize("way", ["compiled", "kernel"])
+def test_what_a_programs_own_kernel_writes_is_forgotten(dry_run: Any, way: str) -> None:
+    answer = dry_run("habits/counts.py", way, steps=20)
+    answered(answer)
+    (said,) = answer.printed
+    if way == "kernel":
+        assert said["more"] == [1.0] * 4, "which it only reads"
+        assert 0.0 not in said["total"]
+    else:
+        assert said["mean"] not in (0.0, 0.1)
