@@ -182,7 +182,7 @@ def _variables(spec: dict[str, Any], source: str, gpu: str, work: Path) -> dict[
         return variables
     from tonnage.ghost.environment import environment as ghost_environment
 
-    settings = {
+    settings: dict[str, Any] = {
         name.removeprefix("GHOST_").lower(): value
         for name, value in parse_cluster(gpu).device.ghost_settings().items()
     }

@@ -40,13 +40,13 @@ _NAMES_A_PLACE: Final = re.compile(r"_(?:path|file|dir|folder|repo|url|checkpoin
 _PLACE: Final = re.compile(r"[/\\:\x00]")
 """Characters of paths, addresses and `org/name`; no word that chooses among what is known has one."""
 
-_ATTENTION: Final = {
+_ATTENTION: Final[dict[str, str | None]] = {
     **{"eager": None, "sdpa": None, "flex_attention": None},
     **{"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"},
 }
 """Implementations of attention, with the module without which transformers fetches a kernel in its place."""
 
-_EXPERTS: Final = {"eager": None, "batched_mm": None, "grouped_mm": None}
+_EXPERTS: Final[dict[str, str | None]] = {"eager": None, "batched_mm": None, "grouped_mm": None}
 """Implementations of experts; transformers fetches the others."""
 
 _IMPLEMENTATIONS: Final = {"attn_implementation": _ATTENTION, "experts_implementation": _EXPERTS}

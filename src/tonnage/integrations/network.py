@@ -149,7 +149,8 @@ def read(
     The batches beside a bare Plan are the trainer's own.
     """
     if isinstance(plan, Plan) and job is None:
-        job = Job(grad_accum=accumulated, **({} if micro_batch is None else {"micro_batch": micro_batch}))
+        job = Job(grad_accum=accumulated)
+        job = job if micro_batch is None else replace(job, micro_batch=micro_batch)
     plan, job, cluster = applying.read_plan(plan, job)
     checks.check_network(network)
     job = replace(job, model=applying.reference(network))
