@@ -18,7 +18,7 @@ import estimates
 from tonnage import files
 from tonnage.errors import UnreadableFile, UnwritableFile
 from tonnage.estimates import archive
-from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.estimate import Estimate, StepPeak
 from tonnage.recorder.tonnage_recorder.record_layout import EVENT_COLUMNS
 from tonnage.report import html, terminal
 from tonnage.trace.trace import Claim, Mark, Trace
@@ -179,16 +179,91 @@ def test_zip_bombs_are_refused_by_what_they_claim(tmp_path):
     path = tmp_path / "bomb"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as members:
         members.writestr("estimate.json", b" " * (65 * 2**20))
-    with pytest.raises(UnreadableFile, match="limit is 64 MiB"):
+    with pytest.raises(UnreadableFile, match=r"claims to hold 65.0 MiB; the limit for a file of its size is 22"):
         archive.load_estimate(path)
 
 
-def test_traces_that_claim_too_much_are_refused(tmp_path, monkeypatch):
+def test_traces_that_claim_too_much_are_refused(tmp_path):
+    """Five columns of zeros, as a trace of six million events has them."""
+    path, column = tmp_path / "run", bytes(48 * 10**6)
+    archive.save(path, estimates.fitting(), (replace(small_trace(), log=b""),))
+    with zipfile.ZipFile(path) as source:
+        kept = {name: source.read(name) for name in source.namelist() if "events." not in name}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as members:
+        for name, content in kept.items():
+            members.writestr(name, content)
+        for name in EVENT_COLUMNS:
+            members.writestr(f"rank0/events.{name}", column)
+    for load in (archive.load_traces, archive.load_estimate):
+        with pytest.raises(UnreadableFile, match=r"claims to hold 228.9 MiB; the limit"):
+            load(path)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_other_ways_of_packing_are_refused(method, tmp_path):
     path = tmp_path / "run"
-    archive.save(path, estimates.fitting(), (small_trace(),))
-    monkeypatch.setattr(archive, "_MAX_BYTES", 1000)
-    with pytest.raises(UnreadableFile, match="the limit is 1000"):
-        archive.load_traces(path)
+    with zipfile.ZipFile(path, "w", method) as members:
+        members.writestr("estimate.json", json.dumps(estimates.fitting().to_json()))
+    with pytest.raises(UnreadableFile, match="packed in another way"):
+        archive.load_estimate(path)
+
+
+def changed(**values):
+    """Return a document with other values; `a__b` is the field b of a."""
+    document = json.loads(json.dumps(estimates.full_card().to_json()))
+    for path, value in values.items():
+        *parents, name = path.split("__")
+        part = document
+        for parent in parents:
+            part = part[parent]
+        part[name] = value
+    return document
+
+
+DEEP = json.loads("[" * 30 + "]" * 30)
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (changed(notes=["a " * 100_000]), "notes has 200,000 characters, of at most 65,536"),
+        (changed(notes=["ab " * 10_000] * 10), "its texts together has 30"),
+        (changed(coverage__assumed=["x y"] * 1_001), "coverage has 1,001 entries, of at most 1,000"),
+        (changed(phases=[{"name": "a", "allocated_bytes": 1, "reserved_bytes": 1}] * 2_000), "phases has 2,000"),
+        (changed(peak__by_category={str(number): 1 for number in range(2_000)}), "peak has 2,000 fields"),
+        (changed(steps=[{"step": 1, "allocated_bytes": 1, "reserved_bytes": 1}] * 100_001), "steps has 100,001"),
+        (changed(oom__stack=["a:1 b"] * 2_000), "oom has 2,000 entries"),
+        (changed(model__name="a" * 70_000), "model has 70,000 characters"),
+        (changed(job={"a" * 300_000: 1}), "its texts together has 30"),
+        (changed(plan={"a": DEEP}), "nested more than 20 levels"),
+        (changed(advice=[{}] * 1_001), "advice has 1,001"),
+        ([1] * 2_000, "the estimate has 2,000"),
+    ],
+)
+def test_amounts_that_no_estimate_has_are_refused(document, words, tmp_path):
+    path = tmp_path / "run"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as members:
+        members.writestr("estimate.json", json.dumps(document))
+    with pytest.raises(UnreadableFile, match=words):
+        archive.load_estimate(path)
+
+
+def test_long_honest_runs_are_read_and_shown(tmp_path):
+    """Fifty thousand steps, thousands of ranks, long notes: more than any run so far, less than the bounds."""
+    made = estimates.full_card()
+    step = made.steps[0] if made.steps else StepPeak(step=1, allocated_bytes=1, reserved_bytes=1)
+    rank = {"rank": 0, "fits": True, "allocated_bytes": 1, "reserved_bytes": 1, "process_bytes": 1}
+    long = replace(
+        made,
+        steps=tuple(replace(step, step=number) for number in range(50_000)),
+        ranks=tuple({**rank, "rank": number} for number in range(4_096)),
+        notes=("word " * 1_000,) * 5,
+        job={"command": ["python", "-c", "x" * 20_000, *map(str, range(500))]},
+    )
+    path = tmp_path / "run"
+    archive.save(path, long)
+    assert archive.load_estimate(path) == long
+    assert "DOES NOT FIT" in terminal.render(long, width=100)
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,10 @@ from tonnage.errors import UnreadableFile
 from tonnage.estimates import estimate as estimates
 from tonnage.estimates.estimate import Estimate
 from tonnage.files import open_replacing
+from tonnage.trace import members
 from tonnage.trace import trace as traces_format
 from tonnage.trace.trace import Trace
 
-_MAX_BYTES: Final = 4 * 2**30  # all members together, unpacked
 _MAX_NUMBER: Final = 2**63
 _RANK: Final = re.compile(r"(rank[0-9]{1,7}/)trace\.json")
 _RANK_FIELDS: Final = {"rank": int, "fits": bool, "allocated_bytes": int, "reserved_bytes": int, "process_bytes": int}
@@ -90,9 +90,7 @@ def load_traces(path: Path) -> tuple[Trace, ...]:
 
 def _read_traces(path: Path) -> tuple[Trace, ...]:
     with zipfile.ZipFile(path) as archive:
-        claimed = sum(info.file_size for info in archive.infolist())
-        if claimed > _MAX_BYTES:
-            raise UnreadableFile(f"{path} claims to hold {claimed} bytes; the limit is {_MAX_BYTES}.")
+        members.check(archive, path)
         prefixes = [match[1] for name in archive.namelist() if (match := _RANK.fullmatch(name))]
         return tuple(sorted((traces_format.read(archive, prefix) for prefix in prefixes), key=_rank))
 

@@ -11,10 +11,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from tonnage.errors import UnreadableFile
+from tonnage.estimates.amounts import check_amounts
 from tonnage.estimates.viewed import Viewed
+from tonnage.trace import members
 from tonnage.units import format_gib
 
 SCHEMA_VERSION: Final = 1
+
+_MOST_BYTES: Final = 16 * 2**20
+"""Bytes of the largest document that is read from a saved file."""
 
 _DERIVED: Final = ("schema_version", "needed_bytes")
 """Entries of the document that are not fields of the Estimate."""
@@ -385,10 +390,10 @@ def load(path: Path) -> Estimate:
     """Return the Estimate of a file written by `--save`.  Raises UnreadableFile; never executes anything."""
     try:
         with zipfile.ZipFile(path) as archive:
-            info = archive.getinfo("estimate.json")
-            if info.file_size > 64 * 2**20:
-                raise UnreadableFile(f"{path}: the estimate claims {info.file_size} bytes; the limit is 64 MiB.")
-            return Estimate.from_json(json.loads(archive.read(info)))
+            members.check(archive, path)
+            document = json.loads(members.read(archive, "estimate.json", _MOST_BYTES))
+            check_amounts(document)
+            return Estimate.from_json(document)
     except (OSError, KeyError, ValueError, zipfile.BadZipFile, EOFError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]  # zipfile's message may hold bytes of the file
         raise UnreadableFile(f"{path} is not a file that tonnage saved ({reason}).") from error

@@ -25,7 +25,7 @@ from tonnage.recorder.tonnage_recorder.record_layout import (
     RECORD,
     offset_of,
 )
-from tonnage.trace import operations
+from tonnage.trace import members, operations
 from tonnage.trace.operations import StepOperations
 
 _CODES: Final = {kind: code for code, kind in KERNEL_KINDS.items()}
@@ -33,7 +33,7 @@ _CODES: Final = {kind: code for code, kind in KERNEL_KINDS.items()}
 _EXCHANGE: Final = struct.Struct("<IIIII")
 _EXCHANGE_BEGIN: Final = offset_of("name")
 """Layout and offset of the part of a record that describes an exchange: name, grid and block."""
-_MAX_MEMBER_BYTES: Final = 2 * 2**30
+_MOST_MEMBER_BYTES: Final = 2 * 2**30
 
 
 class Event(NamedTuple):
@@ -225,10 +225,14 @@ def read(archive: zipfile.ZipFile, prefix: str = "") -> Trace:
     Raises UnreadableFile when a member is missing, damaged, too large or inconsistent with the others.
     """
     try:
-        document = json.loads(_read_member(archive, f"{prefix}trace.json"))
+        most = members.document_bytes(archive)
+        document = json.loads(members.read(archive, f"{prefix}trace.json", most))
         if document.pop("format_version") != FORMAT_VERSION:
             raise UnreadableFile("The trace was written by another version of tonnage; record it again.")
-        columns = {name: _parse_column(_read_member(archive, f"{prefix}events.{name}")) for name in EVENT_COLUMNS}
+        columns = {
+            name: _parse_column(members.read(archive, f"{prefix}events.{name}", _MOST_MEMBER_BYTES))
+            for name in EVENT_COLUMNS
+        }
         marks = _marks_from_json(document.pop("marks"))
         claims = _claims_from_json(document.pop("claims"))
         known = {item.name for item in fields(Trace)} - {"worked"}
@@ -242,7 +246,7 @@ def read(archive: zipfile.ZipFile, prefix: str = "") -> Trace:
             marks=marks,
             claims=claims,
             event_columns=columns,
-            log=_read_member(archive, f"{prefix}log"),
+            log=members.read(archive, f"{prefix}log", _MOST_MEMBER_BYTES),
             worked=operations.read(archive, prefix),
         )
     except (KeyError, TypeError, ValueError, AttributeError, zipfile.BadZipFile, OSError, EOFError) as error:
@@ -304,13 +308,6 @@ def _check_repeated(repeated: tuple[int, ...], marks: int) -> None:
     is_ordered = len(repeated) != 1 and list(repeated) == sorted(repeated)
     if not is_ordered or (repeated and not (0 <= repeated[0] and repeated[-1] < marks)):
         raise UnreadableFile("The trace is damaged: its repeated steps begin at marks that do not exist.")
-
-
-def _read_member(archive: zipfile.ZipFile, name: str) -> bytes:
-    size = archive.getinfo(name).file_size
-    if size > _MAX_MEMBER_BYTES:
-        raise UnreadableFile(f"The trace's member {name} has {size} bytes; the limit is {_MAX_MEMBER_BYTES}.")
-    return archive.read(name)
 
 
 def _parse_column(raw: bytes) -> "array[int]":
