@@ -492,7 +492,9 @@ def test_a_number_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 def test_a_large_or_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UnreadableFile, match=r"larger than 1\.0 MiB"):
-        reading.read(written(tmp_path, "a.yaml", "a" * 2**21))
+        reading.read(written(tmp_path, "a.json", "a" * 2**21))
+    with pytest.raises(UnreadableFile, match=r"larger than 128\.0 KiB"):
+        reading.read(written(tmp_path, "a.yaml", "a: 1\n" * 2**16))
     with pytest.raises(UnreadableFile, match="is not there"):
         reading.read(tmp_path / "nothing.json")
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
