@@ -330,8 +330,8 @@ def speeds(rows: Sequence[Compared]) -> str:
     lines = [
         "## Speed",
         "",
-        "Steps are priced by the rates of the [time model](time.md): products by arithmetic or by reading their weights, "
-        f"keys and values read once. The interval of {INTERVAL[0]} to {INTERVAL[1]} is assumed. Published servers:",
+        "Steps are priced by the rates of the [time model](time.md): products by arithmetic or by reading their "
+        f"weights, keys and values read once. The interval of {INTERVAL[0]} to {INTERVAL[1]} is assumed. Published servers:",
         "",
         "| server | requests | ms a token: predicted / measured | measured / predicted |",
         "|---|---:|---:|---:|",
@@ -343,7 +343,8 @@ def speeds(rows: Sequence[Compared]) -> str:
         predicted = 1000 * serving_speed(estimate, lengths, row["concurrency"]).step_seconds
         measured = row["token_ms"]
         lines.append(
-            f"| {row['name']} | {row['concurrency']} | {predicted:.2f} / {measured:.2f} | {measured / predicted:.2f} |"
+            f"| {row['name']} | {row['concurrency']} | {predicted:.2f} / {measured:.2f} | "
+            f"{measured / predicted:.2f} |"
         )
     return "\n".join(lines)
 

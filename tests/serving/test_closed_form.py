@@ -1,6 +1,7 @@
 """Whether engines start, and what they hold, by formulas."""
 
 import json
+import math
 import struct
 
 import pytest
@@ -105,26 +106,51 @@ def test_degrees_that_cannot_be(degree, gpu):
 
 def test_a_folder_with_weights_is_read(tmp_path):
     config = find_model("smollm2-135m").config()
-    (tmp_path / "config.json").write_text(json.dumps(config))
     tensors = {
         "model.embed_tokens.weight": ("BF16", [49_152, 576]),
         "model.layers.0.mlp.down_proj.weight": ("BF16", [576, 1536]),
         "model.layers.0.input_layernorm.weight": ("F32", [576]),
     }
-    header, end = {}, 0
-    for name, (dtype, shape) in tensors.items():
-        size = (2 if dtype == "BF16" else 4) * shape[0] * (shape[1] if len(shape) > 1 else 1)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
-        end += size
-    content = json.dumps(header).encode()
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(struct.pack("<Q", len(content)) + content + bytes(end))
+    file = write_folder(tmp_path, config, tensors)
     whole = ask(tmp_path, "l4")
     assert whole.weights_by_part == {"layers": 2 * 576 * 1536, "others": 2 * 49_152 * 576 + 2 * 576}
     quantized = ask(tmp_path, "l4", quantization="fp8")
     assert quantized.weights_by_part["layers"] == 576 * 1536 + 4
-    file.write_bytes(struct.pack("<Q", 2**60) + content)
+    file.write_bytes(struct.pack("<Q", 2**60) + b"{}")
     with pytest.raises(UnreadableModel, match="is not a safetensors file"):
+        ask(tmp_path, "l4")
+
+
+def write_folder(folder, config, tensors):
+    """Write a config.json and a safetensors file of zeros, with tensors by name: dtype and shape."""
+    (folder / "config.json").write_text(json.dumps(config))
+    header, end = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        size = math.prod(shape) * (4 if dtype == "F32" else 2)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    content = json.dumps(header).encode()
+    file = folder / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(content)) + content + bytes(end))
+    return file
+
+
+def test_a_kind_that_is_not_known_is_served_from_its_files(tmp_path):
+    """Qwen3-Next: a state in three of four layers; weights by the headers, widths by the configuration."""
+    config = {
+        **{"model_type": "qwen3_next", "num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 512},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "full_attention_interval": 4},
+        **{"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 32, "vocab_size": 1000},
+        **{"linear_value_head_dim": 32, "linear_conv_kernel_dim": 4, "max_position_embeddings": 4096},
+    }
+    write_folder(tmp_path, config, {"model.layers.0.linear_attn.in_proj_qkvz.weight": ("BF16", [384, 256])})
+    estimate = ask(tmp_path, "l4")
+    assert estimate.starts
+    assert estimate.weights_by_part == {"layers": 2 * 384 * 256}
+    assert "layers like Qwen3's" in " ".join(estimate.assumed)
+    assert [group.kind for group in estimate.worst.layout.groups] == ["state", "state", "state", "full"]
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(CannotEstimate, match="'qwen3_next' network are not known"):
         ask(tmp_path, "l4")
 
 

@@ -78,16 +78,17 @@ def test_the_longest_request_of_a_log_that_did_not_start():
     layout = lay_out(read_layers({**config, "num_key_value_heads": 8}, element_bytes=2))
     needed = layout.request_bytes(Request(length=262_144, batched_tokens=8192))
     assert needed == 62 * GIB
-    assert layout.longest(int(48.66 * GIB), 262_144, 8192) == 205_728
+    request = Request(length=262_144, batched_tokens=8192)
+    assert layout.longest(int(48.66 * GIB), request) == 205_728
 
 
 def test_the_longest_request_fits_and_one_token_more_does_not():
     layout = lay_out(layers_of("gemma-3-27b"))
-    longest = layout.longest(10 * GIB, 131_072, 2048)
+    longest = layout.longest(10 * GIB, Request(length=131_072, batched_tokens=2048))
     assert 0 < longest < 131_072
     assert layout.request_bytes(Request(length=longest, batched_tokens=2048)) <= 10 * GIB
     assert layout.request_bytes(Request(length=longest + 1, batched_tokens=2048)) > 10 * GIB
-    assert layout.longest(1000, 4096, 2048) == 0
+    assert layout.longest(1000, Request(length=4096, batched_tokens=2048)) == 0
 
 
 QWEN3_NEXT = {
@@ -117,6 +118,29 @@ def test_states_in_fp32_and_an_fp8_cache():
     layout = lay_out(layers)
     assert layout.block_tokens == 1568
     assert layout.page_bytes / layers[0].state_bytes == pytest.approx(1.0013, abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "tp", "pool_gib", "block_tokens", "tokens", "concurrency"),
+    [
+        # Qwen3.8-27B, fp8 KV cache, 2 ranks: github.com/mitchross/talos-argocd-proxmox/pull/1995
+        (
+            {"num_hidden_layers": 64, "linear_num_value_heads": 48, "num_key_value_heads": 4},
+            *(2, 4.99, 1568, 302_921, 2.31),
+        ),
+        # Qwen3.6-35B-A3B, vLLM 0.24, fp8 KV cache: github.com/noonghunna/club-3090/issues/612
+        ({"num_hidden_layers": 40}, 1, 5.98, 2096, 567_978, 4.33),
+    ],
+)
+def test_tokens_that_logs_print_for_networks_with_states(fields, tp, pool_gib, block_tokens, tokens, concurrency):
+    """Each state takes two blocks there, because prefixes are cached."""
+    config = {**QWEN3_NEXT, "mamba_ssm_dtype": "float32", **fields}
+    layout = lay_out(read_layers(config, element_bytes=1, tp=tp))
+    request = Request(length=131_072, batched_tokens=16_384, state_blocks=2)
+    pool = layout.fill(int(pool_gib * GIB))
+    assert layout.block_tokens == block_tokens
+    assert pool.tokens(request, by_concurrency=True) == pytest.approx(tokens, abs=1)
+    assert pool.concurrency(request) == pytest.approx(concurrency, abs=0.005)
 
 
 def test_a_network_of_states_alone_holds_requests_of_any_length():

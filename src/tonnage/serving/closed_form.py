@@ -102,9 +102,7 @@ def estimate_serving(network: ServedNetwork, settings: ServeSettings, cluster: C
     request = _request(full)
     worst = min(memories, key=lambda memory: memory.layout.fill(memory.pool_bytes).blocks)
     needed = max(memory.layout.request_bytes(request) for memory in memories)
-    longest = min(
-        memory.layout.longest(memory.pool_bytes, full.max_len, request.batched_tokens) for memory in memories
-    )
+    longest = min(memory.layout.longest(memory.pool_bytes, request) for memory in memories)
     error = _why_not(full, worst, needed, longest)
     return ServingEstimate(
         serving=_answer(full, worst, request, error),
@@ -121,8 +119,11 @@ def estimate_serving(network: ServedNetwork, settings: ServeSettings, cluster: C
 
 
 def _request(full: FullSettings) -> Request:
-    steps = vllm_facts(full.engine.version).steps_in_flight if full.engine.name == "vllm" else 1
-    return Request(length=full.max_len, batched_tokens=steps * full.max_batched_tokens)
+    if full.engine.name != "vllm":
+        return Request(length=full.max_len, batched_tokens=full.max_batched_tokens)
+    facts = vllm_facts(full.engine.version)
+    batched = facts.steps_in_flight * full.max_batched_tokens
+    return Request(length=full.max_len, batched_tokens=batched, state_blocks=facts.state_blocks)
 
 
 def _stages(network: ServedNetwork, cached_layers: int, settings: ServeSettings) -> tuple[range, ...]:
@@ -326,6 +327,9 @@ def _modelled(full: FullSettings) -> tuple[str, ...]:
 
 def _assumed(network: ServedNetwork, full: FullSettings, cluster: Cluster) -> tuple[str, ...]:
     found = list(cluster.device.assumed)
+    if network.is_rough:
+        kind = network.config.get("model_type")
+        found.append(f"a {kind!r} network computes in layers like Qwen3's; its weights are those of its files")
     if network.has_towers:
         found.append("the peak of the image encoder is not modelled; the interval allows 40 % of a step's peak")
     if full.engine.name == "sglang":

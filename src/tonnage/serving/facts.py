@@ -84,6 +84,8 @@ class VllmFacts:
     """True if the tokens of the pool are printed as concurrency times length."""
     steps_in_flight: int
     """Steps that may hold blocks at once."""
+    state_blocks: int = 1
+    """Blocks for each state of fixed size of a request."""
     source: tuple[str, ...]
 
 

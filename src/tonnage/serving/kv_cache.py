@@ -51,6 +51,8 @@ class Request:
     """Tokens of prompt and answer together."""
     batched_tokens: int
     """Tokens whose blocks may be taken and not yet freed: those of one step, of two where steps overlap."""
+    state_blocks: int = 1
+    """Blocks for a state of fixed size; 2 where prefixes are cached, for the state at the last whole block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,7 @@ class Group:
     def blocks(self, request: Request) -> int:
         """Return the most blocks that one request holds."""
         if self.kind == "state":
-            return 1
+            return request.state_blocks
         if self.kind == "full":
             return ceil(request.length / self.block_tokens)
         held = min(self.window - 1 + request.batched_tokens, request.length)
@@ -105,12 +107,12 @@ class Layout:
             return self.groups[0].blocks(request) * self.block_bytes
         return sum(group.blocks(request) * group.layers * self.page_bytes for group in self.groups)
 
-    def longest(self, pool_bytes: int, most: int, batched_tokens: int) -> int:
-        """Return the length of the longest request that the pool holds, at most `most`; 0 if it holds none."""
-        low, high = 0, most
+    def longest(self, pool_bytes: int, longest: Request) -> int:
+        """Return the length of the longest request that the pool holds, at most that of `longest`; 0 if none."""
+        low, high = 0, longest.length
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self.request_bytes(Request(length=middle, batched_tokens=batched_tokens)) <= pool_bytes
+            fits = self.request_bytes(replace(longest, length=middle)) <= pool_bytes
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 

@@ -39,6 +39,8 @@ class ServedNetwork:
     """Format of the published weights."""
     stored: tuple[StoredTensor, ...] = ()
     """Tensors of the folder's safetensors files; empty without a folder."""
+    is_rough: bool = False
+    """True if the kind of the network is not known, and `shape` has its widths as if its layers were Qwen3's."""
 
     @property
     def has_towers(self) -> bool:
@@ -98,6 +100,9 @@ def make_network(
 ) -> ServedNetwork:
     """Return the network of a configuration, as the user named it `model`."""
     shape, towers = _dimensions(reference)
+    is_rough = shape is None and bool(stored)
+    if is_rough:  # its weights are in the files; the rest needs only widths
+        shape = _rough_shape(reference)
     return ServedNetwork(
         name=reference.name,
         model=model,
@@ -107,7 +112,18 @@ def make_network(
         max_positions=reference.positions,
         published=published,
         stored=stored,
+        is_rough=is_rough and shape is not None,
     )
+
+
+def _rough_shape(reference: ModelRef) -> Shape | None:
+    """Return the widths of a network of an unknown kind, as if its layers were Qwen3's; None where fields lack."""
+    text = dict(reference.text)
+    has_experts = any(text.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    try:
+        return replace(read_shape({**text, "model_type": "qwen3_moe" if has_experts else "qwen3"}), unmeasured="")
+    except UnknownNetwork:
+        return None
 
 
 def _dimensions(reference: ModelRef) -> tuple[Shape | None, int | None]:
