@@ -33,7 +33,7 @@ def test_peaks_of_text_networks_are_within_a_hundredth_of_a_gib(rows):
 
 
 def test_verdicts_are_right(rows):
-    apart = benchmark.judged(rows)
+    apart = [item for item in benchmark.judged(rows) if not item.is_unknown]
     wrong = [item.row["name"] for item in apart if item.starts != item.row["starts"]]
     assert len(wrong) <= 0.05 * len(apart)
     assert all("gpt-oss-20b" in name for name in wrong)  # they ran out of memory after the pool was sized
@@ -45,6 +45,7 @@ def test_measured_tokens_are_in_the_interval(rows):
         item.row["model"]
         for item in benchmark.judged(rows)
         if item.row["starts"]
+        and item.estimate is not None
         and "kv_tokens" in item.row
         and not item.estimate.serving.low_tokens <= item.row["kv_tokens"] <= item.estimate.serving.high_tokens
     ]

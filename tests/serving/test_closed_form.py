@@ -214,3 +214,18 @@ def test_transformers_pages_what_its_batch_leaves():
         ask("deepseek-v2-lite", "h100-80gb", engine="transformers")
     half = ask("llama-3.1-8b", "h100-80gb", engine="transformers", max_len=8192, gpu_memory_utilization=0.45)
     assert half.serving.kv_cache_tokens < 0.5 * estimate.serving.kv_cache_tokens
+
+
+@pytest.mark.parametrize("name", ["gemma-3-27b", "llava-1.5-7b"])
+def test_towers_of_unknown_kinds_are_roughly_those_of_known_ones(name, tmp_path):
+    """The same network under a name that is not known: its text is read, its tower estimated from the widths."""
+    known = read_network(name, offline=True)
+    config = find_model(name).config()
+    text = config.get("text_config") or {key: value for key, value in config.items() if key != "vision_config"}
+    text = {"model_type": "llama" if name.startswith("llava") else text["model_type"], **text}
+    unknown = {**config, "model_type": "strange_vl", "text_config": {**text, "model_type": text["model_type"]}}
+    (tmp_path / "config.json").write_text(json.dumps(unknown))
+    rough = read_network(str(tmp_path), offline=True)
+    assert rough.shape.parameters == pytest.approx(known.shape.parameters, rel=0.02)
+    assert rough.tower_elements == pytest.approx(known.tower_elements, rel=0.2)
+    assert any("image encoder" in sentence for sentence in ask(tmp_path, "8xh200", tp=1).assumed)

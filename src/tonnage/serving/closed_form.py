@@ -330,6 +330,8 @@ def _assumed(network: ServedNetwork, full: FullSettings, cluster: Cluster) -> tu
     if network.is_rough:
         kind = network.config.get("model_type")
         found.append(f"a {kind!r} network computes in layers like Qwen3's; its weights are those of its files")
+    if network.has_rough_tower and not network.stored:
+        found.append("the weights of the image encoder are estimated from its widths")
     if network.has_towers:
         found.append("the peak of the image encoder is not modelled; the interval allows 40 % of a step's peak")
     if full.engine.name == "sglang":

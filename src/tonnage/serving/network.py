@@ -39,6 +39,8 @@ class ServedNetwork:
     """Format of the published weights."""
     stored: tuple[StoredTensor, ...] = ()
     """Tensors of the folder's safetensors files; empty without a folder."""
+    has_rough_tower: bool = False
+    """True if the weights of a tower are estimated from its widths."""
     is_rough: bool = False
     """True if the kind of the network is not known, and `shape` has its widths as if its layers were Qwen3's."""
 
@@ -70,6 +72,9 @@ class ServedNetwork:
         return ModelRef(name="", kind="config", config=dict(self.config)).text
 
 
+_WIDEST: Final = 10**6
+"""Width, or number of layers, that no tower has."""
+
 _MOST_STRETCHED: Final = 10_000
 """Factor by which no rotation is stretched."""
 
@@ -99,7 +104,7 @@ def make_network(
     reference: ModelRef, model: str, published: Quantization = NONE, stored: tuple[StoredTensor, ...] = ()
 ) -> ServedNetwork:
     """Return the network of a configuration, as the user named it `model`."""
-    shape, towers = _dimensions(reference)
+    shape, towers, has_rough_tower = _dimensions(reference)
     is_rough = shape is None and bool(stored)
     if is_rough:  # its weights are in the files; the rest needs only widths
         shape = _rough_shape(reference)
@@ -112,6 +117,7 @@ def make_network(
         max_positions=reference.positions,
         published=published,
         stored=stored,
+        has_rough_tower=has_rough_tower,
         is_rough=is_rough and shape is not None,
     )
 
@@ -126,15 +132,35 @@ def _rough_shape(reference: ModelRef) -> Shape | None:
         return None
 
 
-def _dimensions(reference: ModelRef) -> tuple[Shape | None, int | None]:
-    """Return the Shape of the layers for text, and the weights of all others; None for what is not known."""
+def _dimensions(reference: ModelRef) -> tuple[Shape | None, int | None, bool]:
+    """Return the Shape of the layers for text, the weights of all others, and whether these are estimated.
+
+    None stands for what is not known.
+    """
     try:
         stacks = read_stacks(Job(model=reference))
-        return replace(stacks[-1].shape, unmeasured=""), sum(stack.shape.parameters for stack in stacks[:-1])
+        return replace(stacks[-1].shape, unmeasured=""), sum(stack.shape.parameters for stack in stacks[:-1]), False
     except UnknownNetwork:
         pass
     text = {"tie_word_embeddings": reference.config.get("tie_word_embeddings", False), **reference.text}
     try:
-        return replace(read_shape(text), unmeasured=""), None
+        shape = replace(read_shape(text), unmeasured="")
     except UnknownNetwork:
-        return None, None
+        return None, None, False
+    return shape, _rough_tower(reference.config, shape.hidden), True
+
+
+def _rough_tower(config: Mapping[str, Any], hidden: int) -> int | None:
+    """Return about how many weights a tower for images has, with a projection to `hidden`; None if it is not known.
+
+    Layers have four square matrices and two, or with a gate three, of the inner width; the others are a few percent.
+    """
+    tower = config.get("vision_config")
+    if not isinstance(tower, dict) or any(name in config for name in ("audio_config", "speech_config")):
+        return None
+    names = (("hidden_size",), ("intermediate_size",), ("num_hidden_layers", "depth"))
+    width, inner, layers = (next((tower[n] for n in options if n in tower), None) for options in names)
+    if not all(type(value) is int and 0 < value < _WIDEST for value in (width, inner, layers)):
+        return None
+    matrices = 3 if tower.get("hidden_act") in ("silu", "swiglu") else 2
+    return int(layers * (4 * width**2 + matrices * width * inner) + hidden * (4 * width + hidden))
