@@ -185,8 +185,8 @@ def summary(rows: Sequence[Compared]) -> str:
         f"Starts or does not start: right in {len(right)} of {len(answered)} rows. A step's peak is within 0.02 GiB "
         f"in {sum(gib <= 0.02 for gib in close)} of {len(close)}. {len(rows) - len(apart)} more rows gave constants; "
         f"{len(apart) - len(answered)} are of networks with images whose kind is not known here, and get no answer. "
-        "The form of the terms was found with all of these logs at hand, so only logs of other versions and cards can "
-        "confirm it. The planner's rows are most of the logs of 0.19.0, with those that are not known here.",
+        "The form of the terms was found with all of these logs at hand, so only logs of other versions and cards "
+        "can confirm it. The planner's rows are most of the logs of 0.19.0, with those that are not known here.",
     ]
     return "\n".join(lines)
 
