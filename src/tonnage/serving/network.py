@@ -159,8 +159,10 @@ def _rough_tower(config: Mapping[str, Any], hidden: int) -> int | None:
     if not isinstance(tower, dict) or any(name in config for name in ("audio_config", "speech_config")):
         return None
     names = (("hidden_size",), ("intermediate_size",), ("num_hidden_layers", "depth"))
-    width, inner, layers = (next((tower[n] for n in options if n in tower), None) for options in names)
-    if not all(type(value) is int and 0 < value < _WIDEST for value in (width, inner, layers)):
+    sizes = [next((tower[name] for name in options if name in tower), None) for options in names]
+    known = [value for value in sizes if type(value) is int and 0 < value < _WIDEST]
+    if len(known) < len(names):
         return None
+    width, inner, layers = known
     matrices = 3 if tower.get("hidden_act") in ("silu", "swiglu") else 2
     return int(layers * (4 * width**2 + matrices * width * inner) + hidden * (4 * width + hidden))
