@@ -34,11 +34,15 @@ def test_the_document_has_the_keys_of_the_contract(tonnage):
 
 def test_advice_is_a_command_that_gives_its_answer(tonnage):
     advice = json.loads(serve(tonnage, "llama-3.1-8b", "--gpu", "rtx-4090", "--json").out)["advice"]
-    assert {frozenset(item["change"]) for item in advice} >= {frozenset({"max_len"}), frozenset({"tp", "gpu"})}
+    helping = {frozenset(item["change"]) for item in advice if item["fits"]}
+    assert helping >= {frozenset({"max_len"}), frozenset({"tp", "gpu"})}
+    tried = {name for item in advice for name in item["change"]}
+    assert tried >= {"gpu_memory_utilization", "max_seqs", "max_batched_tokens", "kv_dtype", "quantization"}
+    assert [item["fits"] for item in advice] == sorted((item["fits"] for item in advice), reverse=True)
     for item in advice:
         again = tonnage(*shlex.split(item["command"])[1:], "--json")
         serving = json.loads(again.out)["serving"]
-        assert again.code == 0
+        assert again.code == (0 if item["fits"] else 1)
         assert (serving["kv_cache_tokens"], serving["concurrency"]) == (item["kv_cache_tokens"], item["concurrency"])
 
 

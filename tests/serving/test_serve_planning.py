@@ -164,3 +164,15 @@ def test_a_question_states_how_long_requests_may_be():
     assert ask("llama-3.1-8b", "l4", stated=ServeSettings(max_len=999)).max_len == 999
     assert ask("llama-2-7b", "l4").max_len == 4096
     assert json.dumps(engine_command("sglang", plan_serving(ask("llama-3.2-1b", "l4", 1)).plans[0].estimate))
+
+
+def test_where_nothing_serves_other_gpus_and_fewer_requests_are_priced():
+    solution = plan_serving(ask("llama-3.1-8b", "l4", 400, price=0.8))
+    changes = {next(iter(remedy.change)): remedy for remedy in solution.remedies if "gpu" not in remedy.change}
+    assert changes["concurrency"].change["concurrency"] == solution.nearest.held
+    gpus = [remedy for remedy in solution.remedies if "gpu" in remedy.change]
+    assert [remedy.change["gpu"].split("x")[-1] == "l4" for remedy in gpus] == [True, False]
+    more = gpus[0]
+    assert more.price == pytest.approx(0.8 * more.plan.estimate.cluster.gpus)
+    assert gpus[1].price is None
+    assert all(remedy.plan.held >= 400 for remedy in gpus)

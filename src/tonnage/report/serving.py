@@ -47,7 +47,9 @@ def render(
 ) -> str:
     """Return the report with this width and a final newline."""
     canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
-    return draw(_parts(estimate, advice, load, canvas), canvas) + (f"  {advice[0].command}\n" if advice else "")
+    return draw(_parts(estimate, advice, load, canvas), canvas) + (
+        f"  {advice[0].command}\n" if advice and advice[0].fits else ""
+    )
 
 
 def _parts(
@@ -212,17 +214,20 @@ def _assumed(estimate: ServingEstimate, canvas: Canvas) -> Iterator[Text | Paddi
 
 
 def _advice(advice: Sequence[ServingAdvice], canvas: Canvas) -> Iterator[Text | Table | Padding]:
-    yield title("What would start", text("each was computed", "dim"), canvas)
+    starts = any(item.fits for item in advice)
+    heading = "What would make it start" if starts else "No change that was tried makes it start"
+    yield title(heading, text("each was computed", "dim"), canvas)
     rows = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for heading, justify in (("change", "left"), ("KV tokens", "right"), ("requests", "right"), ("computes", "left")):
-        rows.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for heading in ("change", "starts", "needs", "KV tokens", "requests", "numbers"):
+        rows.add_column(heading, justify="left" if heading in ("change", "starts", "numbers") else "right")
     for item in advice:
         words = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in item.change.items())
-        same = "other numbers" if item.changes_mathematics else "the same"
         rows.add_row(
             words,
+            "yes" if item.fits else "no",
+            format_gib(item.peak_bytes),
             f"{item.kv_cache_tokens:,}",
             "-" if item.concurrency is None else f"{item.concurrency:.2f}",
-            same,
+            "others" if item.changes_mathematics else "the same",
         )
     yield Padding(rows, (0, 0, 0, 1))

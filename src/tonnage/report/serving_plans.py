@@ -20,7 +20,7 @@ def render(solution: ServeSolution, *, width: int = 100, colour: bool = False, u
     plan = solution.plans[0] if solution.plans else None
     if plan is not None:
         return f"{shown}\n  {engine_command(plan.estimate.settings.engine.name, plan.estimate)}\n"
-    return shown + (f"\n  {solution.advice[0].command}\n" if solution.advice else "")
+    return shown
 
 
 def _parts(solution: ServeSolution, canvas: Canvas) -> Iterator[Text | Table | Padding]:
@@ -49,11 +49,13 @@ def _parts(solution: ServeSolution, canvas: Canvas) -> Iterator[Text | Table | P
     rows.add_row(Text("DOES NOT SERVE", style=BAD), text(_nearest_words(solution), "bold"))
     rows.add_row("", text(f"{question.network.name} on {question.cluster}: {load}"))
     yield rows
-    if solution.advice:
-        yield title("What would start", text("each was computed", "dim"), canvas)
-        for item in solution.advice:
-            words = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in item.change.items())
-            yield Padding(text(f"{words}: {item.kv_cache_tokens:,} tokens of KV cache"), (0, 0, 0, 1))
+    if solution.remedies:
+        yield title("What would serve", text("each was computed", "dim"), canvas)
+        for remedy in solution.remedies:
+            change = ", ".join(f"--{name} {value}" for name, value in remedy.change.items())
+            cost = "" if remedy.price is None else f", {remedy.price:g} an hour"
+            line = f"{change}: {remedy.plan.name}; {remedy.plan.held:,} requests{cost}"
+            yield Padding(text(line), (0, 0, 0, 1))
 
 
 def _found(solution: ServeSolution) -> str:
@@ -69,7 +71,7 @@ def _nearest_words(solution: ServeSolution) -> str:
         return f"Nothing starts; closest is {nearest.name}: {error}."
     return (
         f"At most {nearest.held:,} of {solution.question.concurrency:,} requests run together ({nearest.name}); "
-        "give more or larger GPUs, or fewer requests."
+        "it needs more or larger GPUs, or fewer requests."
     )
 
 
@@ -136,7 +138,7 @@ def _others(solution: ServeSolution, canvas: Canvas) -> Iterator[Text | Padding]
 def _assumed(plan: ServePlan, canvas: Canvas) -> Iterator[Text | Padding]:
     yield title("Assumed")
     sentences = [
-        f"speed: steps take {INTERVAL[0]} to {INTERVAL[1]} times what is predicted, by two published servers",
+        f"speed: steps take {INTERVAL[0]} to {INTERVAL[1]} times what is predicted, by three published figures",
         *plan.estimate.assumed,
         *notes_of(plan.estimate),
     ]

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Final
 
 from tonnage.catalog.devices import find_device, parse_cluster, spell_options
@@ -19,6 +20,9 @@ _USUAL_CONTEXT_SHARE: Final = 0.985
 
 LARGER_CARDS: Final = ("l4", "rtx-5090", "l40s", "a100-80gb", "h100-80gb", "h200", "b200", "b300")
 """Cards that are advised where the one asked about is too small: those that are rented most, smallest first."""
+
+_MOST_COMBINED: Final = 3
+"""Combined changes that are shown."""
 
 _LEAST_SEQS: Final = 8
 _LEAST_TOKENS: Final = 512
@@ -74,16 +78,18 @@ def needed_bytes(estimate: ServingEstimate) -> int:
 
 
 def advise(estimate: ServingEstimate) -> tuple[ServingAdvice, ...]:
-    """Return the changes after which an engine that does not start does, those that keep the mathematics first.
+    """Return what each change of an engine that does not start leads to: those that make it start first.
 
-    Where no single change is enough, changes of format and degree are combined.
+    Among these, those that keep the mathematics come first.  Where no single change is enough, changes of format and
+    degree are combined.
     """
-    singles = [_apply(estimate, change) for change in _single_changes(estimate)]
-    found = [advice for advice in singles if advice is not None and advice.fits]
-    if not found:
-        pairs = [_apply(estimate, change) for change in _combined_changes(estimate)]
-        found = [advice for advice in pairs if advice is not None and advice.fits][:3]
-    return tuple(sorted(found, key=lambda advice: advice.changes_mathematics))
+    tried = [_apply(estimate, change) for change in _single_changes(estimate)]
+    singles = [advice for advice in tried if advice is not None]
+    pairs: list[ServingAdvice] = []
+    if not any(advice.fits for advice in singles):
+        combined = (_apply(estimate, change) for change in _combined_changes(estimate))
+        pairs = list(islice((advice for advice in combined if advice is not None and advice.fits), _MOST_COMBINED))
+    return tuple(sorted([*pairs, *singles], key=lambda advice: (not advice.fits, advice.changes_mathematics)))
 
 
 def _single_changes(estimate: ServingEstimate) -> Iterator[dict[str, Any]]:
@@ -162,11 +168,17 @@ def _cards(estimate: ServingEstimate) -> Iterator[dict[str, Any]]:
 
 
 def _first_that_starts(estimate: ServingEstimate, changes: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the first change with which the engine starts; the last that can be, if it starts with none."""
+    last = None
     for change in changes:
         trial = _try(estimate, change)
-        if trial is not None and trial.starts:
-            yield change
-            return
+        if trial is None:
+            continue
+        last = change
+        if trial.starts:
+            break
+    if last is not None:
+        yield last
 
 
 def _try(estimate: ServingEstimate, change: Mapping[str, Any]) -> ServingEstimate | None:

@@ -68,10 +68,8 @@ def solution_to_json(solution: ServeSolution) -> dict[str, Any]:
     question = solution.question
     nearest = None
     if solution.nearest is not None:
-        nearest = {
-            **_plan_to_json(solution.nearest, question.price),
-            "advice": [a.to_json() for a in solution.advice],
-        }
+        remedies = [remedy.to_json() for remedy in solution.remedies]
+        nearest = {**_plan_to_json(solution.nearest, question.price), "remedies": remedies}
     return {
         "schema_version": SCHEMA_VERSION,
         "status": solution.status,

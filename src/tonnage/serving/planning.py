@@ -18,7 +18,7 @@ from tonnage.catalog.devices import device_names, find_device
 from tonnage.cluster import GPUS_PER_NODE, Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.options import unknown_word
-from tonnage.serving.advice import ServingAdvice, advise
+from tonnage.serving.advice import LARGER_CARDS
 from tonnage.serving.blocks import PagedEngine, Simulation, simulate
 from tonnage.serving.closed_form import ServingEstimate, estimate_serving
 from tonnage.serving.lengths import Lengths
@@ -63,6 +63,8 @@ class Question:
     """Names of the settings that were stated, also with their default values."""
     price: float | None = None
     """Price of an hour of one GPU."""
+    remedied: bool = True
+    """True to look for other GPUs where no plan holds the requests."""
 
     @property
     def max_len(self) -> int:
@@ -139,6 +141,21 @@ class ServePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """A change of the question that has a plan."""
+
+    change: dict[str, Any]
+    """`gpu` or `concurrency`, with the new value."""
+    plan: ServePlan
+    price: float | None
+    """Price of an hour of all its GPUs; None if none was stated, or the card is another."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the remedy as a document."""
+        return {"change": self.change, "plan": self.plan.name, "concurrency": self.plan.held, "price": self.price}
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServeSolution:
     """Plans, best first, and what was refused."""
 
@@ -149,8 +166,8 @@ class ServeSolution:
     refused: tuple[dict[str, str], ...]
     nearest: ServePlan | None = None
     """Where none holds the requests: the plan that holds most of them, or the one closest to a start."""
-    advice: tuple[ServingAdvice, ...] = ()
-    """Changes that let `nearest` start."""
+    remedies: tuple[Remedy, ...] = ()
+    """Other GPUs, or fewer requests, with which it would serve."""
     found: str | None = None
     """The limit that `--find` found, such as `max-len 65536`."""
 
@@ -160,16 +177,57 @@ def plan_serving(question: Question, *, top: int = 4) -> ServeSolution:
     tried, refused = _try_all(question)
     holding = [plan for plan in tried if plan.estimate.starts and plan.held >= question.concurrency]
     if not holding:
-        starting = [plan for plan in tried if plan.estimate.starts]
-        best = max(starting, key=lambda plan: plan.held) if starting else min(tried, key=_distance, default=None)
-        advice = () if best is None or best.estimate.starts else advise(best.estimate)
-        return ServeSolution(
-            question=question, status="too_large", plans=(), refused=refused, nearest=best, advice=advice
-        )
+        return _too_large(question, tried, refused)
     ordered = sorted(holding, key=_rank)
     shown = _distinct(ordered, top)
     best = _explained(question, shown[0])
     return ServeSolution(question=question, status="found", plans=(best, *shown[1:]), refused=refused)
+
+
+def _too_large(question: Question, tried: list[ServePlan], refused: tuple[dict[str, str], ...]) -> ServeSolution:
+    """Return the answer where no plan holds the requests, with what would."""
+    starting = [plan for plan in tried if plan.estimate.starts]
+    best = max(starting, key=lambda plan: plan.held) if starting else min(tried, key=_distance, default=None)
+    remedies = tuple(_remedies(question, best)) if question.remedied else ()
+    return ServeSolution(
+        question=question, status="too_large", plans=(), refused=refused, nearest=best, remedies=remedies
+    )
+
+
+def _remedies(question: Question, nearest: ServePlan | None) -> Iterator[Remedy]:
+    """Yield fewer requests, more of the same GPUs, and larger ones, each the first that has a plan."""
+    alone = replace(question, remedied=False)
+    if nearest is not None and nearest.held:
+        yield Remedy(change={"concurrency": nearest.held}, plan=nearest, price=_price(question, question.cluster))
+    for variants in (_more, _larger):
+        for cluster in variants(question.cluster):
+            answer = plan_serving(replace(alone, cluster=cluster), top=1)
+            if answer.plans:
+                price = _price(question, cluster)
+                yield Remedy(change={"gpu": f"{cluster}"}, plan=answer.plans[0], price=price)
+                break
+
+
+def _price(question: Question, cluster: Cluster) -> float | None:
+    """Return the price of an hour of a cluster of the same cards."""
+    if question.price is None or cluster.device.id != question.cluster.device.id:
+        return None
+    return question.price * cluster.gpus
+
+
+def _more(cluster: Cluster) -> Iterator[Cluster]:
+    gpus = 2 * cluster.gpus
+    while gpus <= MOST_GPUS:
+        per_node = min(gpus, GPUS_PER_NODE)
+        yield replace(cluster, gpus_per_node=per_node, nodes=gpus // per_node)
+        gpus *= 2
+
+
+def _larger(cluster: Cluster) -> Iterator[Cluster]:
+    for name in LARGER_CARDS:
+        device = find_device(name)
+        if device.capacity_bytes > cluster.device.capacity_bytes:
+            yield replace(cluster, device=device, network_bytes_per_second=None)
 
 
 def find_limit(find: str, question: Question, *, top: int = 4) -> ServeSolution:
@@ -186,7 +244,7 @@ def find_limit(find: str, question: Question, *, top: int = 4) -> ServeSolution:
     variants = {"min-gpu": _cards, "min-gpus": _counts, "quantization": _formats}[find](question)
     last = None
     for words, variant in variants:
-        last = plan_serving(variant, top=top)
+        last = plan_serving(replace(variant, remedied=False), top=top)
         if last.status == "found":
             return replace(last, found=words)
     assert last is not None
@@ -358,9 +416,7 @@ def _longest(question: Question, top: int) -> ServeSolution:
     kept = max((plan for plan in tried if plan.keeps_numbers), key=lambda plan: plan.estimate.longest, default=best)
     chosen = [plan.estimate.longest for plan in (kept, best)]
     if not max(chosen):
-        return ServeSolution(
-            question=wide, status="too_large", plans=(), refused=refused, nearest=best, advice=advise(best.estimate)
-        )
+        return _too_large(wide, tried, refused)
     length = chosen[0] or chosen[1]
     answer = plan_serving(replace(wide, stated=wide.stated.changed(max_len=length)), top=top)
     return replace(answer, found=f"max-len {length}")

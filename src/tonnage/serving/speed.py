@@ -23,7 +23,7 @@ from tonnage.timing.shape import Shape
 from tonnage.timing.software import software
 
 INTERVAL: Final = (0.75, 1.35)
-"""Seconds of a step / the predicted ones: assumed.  Two published servers are within 0.85 and 1.05
+"""Seconds of a step / the predicted ones: assumed.  Three published figures are within 0.93 and 1.16
 (docs/reference/serving.md), too few for an interval of their own."""
 
 _KERNELS: Final = 6
