@@ -5,6 +5,7 @@ vLLM itself is run by `test_vllm.py`, where it is installed.
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,12 @@ from typing import Any
 
 import pytest
 
+from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import DoesNotStart, TrialFailed
 from tonnage.estimates.timeline import timeline
+from tonnage.script.planning import Asked
+from tonnage.script.tries import answers
+from tonnage.serving.facts import outside_torch
 
 MIB = 1 << 20
 PROGRAMS = Path(__file__).parents[1] / "programs"
@@ -47,8 +52,8 @@ def test_a_server_ends_the_run_when_it_is_ready(dry_run: Any, folder: str) -> No
         "blocks": core["blocks"],
         "concurrency": round(core["blocks"] * 16 / 1024, 2),
         "max_len": 1024,
-        "low_tokens": None,
-        "high_tokens": None,
+        "low_tokens": estimate.serving["low_tokens"],
+        "high_tokens": estimate.serving["high_tokens"],
     }
     assert 32 * MIB <= estimate.serving["activation_bytes"] < 64 * MIB
     assert estimate.peak.by_category["kv_cache"] == core["blocks"] * 16 * MIB
@@ -56,6 +61,29 @@ def test_a_server_ends_the_run_when_it_is_ready(dry_run: Any, folder: str) -> No
         estimate.coverage.assumed
     )
     assert "The engine was ready for requests, and was ended." in estimate.notes
+
+
+def test_memory_outside_torch_grows_as_on_a_card_before_the_cache_is_sized(dry_run: Any, folder: str) -> None:
+    answer = dry_run("engine.py", folder, "1024", "0.5", "serve", gpu="t4")
+    serving, device = answer.run.estimate.serving, parse_cluster("t4").device
+    growth = outside_torch((9, 9), device, tp=1, pp=1)
+    assert serving["outside_torch_bytes"] == device.context_bytes + growth.bytes
+    left = device.capacity_bytes // 2 - serving["outside_torch_bytes"] - serving["activation_bytes"]
+    held = serving["weights_bytes"] + serving["kv_cache_bytes"]
+    assert left - 32 * MIB < held <= left, "less a block of 16 MiB, and cuBLAS's workspace"
+    assert serving["low_tokens"] < serving["kv_cache_tokens"] < serving["high_tokens"]
+    assert any("growth outside torch" in text for text in answer.run.estimate.coverage.modelled)
+
+
+def test_what_would_make_an_engine_start_was_run(torch_build: Any, folder: str) -> None:
+    command = [sys.executable, str(PROGRAMS / "engine.py"), folder, "4096", "0.05", "serve"]
+    asked = Asked(command=command, cluster=parse_cluster("t4"), stated={}, timeout_seconds=120.0, torch_version=None)
+    first, with_advice = answers(asked, steps=3, rank=None)
+    assert not first.estimate.fits
+    change = with_advice.estimate.advice[0]
+    longest = int(re.findall(r"length is (\d+)", first.estimate.serving["error"])[0])
+    assert (change.change, change.fits, change.kv_cache_tokens) == ({"max_model_len": longest}, True, longest)
+    assert change.command.endswith(f"serve  # with max_model_len={longest} in the code")
 
 
 def test_a_script_that_ends_by_itself_leaves_its_cores_trace_though_the_core_is_killed(
@@ -68,7 +96,7 @@ def test_a_script_that_ends_by_itself_leaves_its_cores_trace_though_the_core_is_
 def test_an_engine_without_room_does_not_start_in_its_own_words(dry_run: Any, folder: str) -> None:
     estimate = dry_run("engine.py", folder, "4096", "0.05", "serve", gpu="t4").run.estimate
     assert (estimate.fits, estimate.serving["starts"]) == (False, False)
-    assert estimate.serving["error"].startswith("A request of 4096 tokens needs 256 blocks; ")
+    assert estimate.serving["error"].startswith("4096 tokens do not fit; the estimated maximum model length is ")
     assert estimate.serving["kv_cache_tokens"] is None
     assert estimate.serving["weights_bytes"] == 32 * MIB
 

@@ -34,12 +34,12 @@ class Suggestion:
 
 
 def suggest(estimate: Estimate) -> list[Suggestion]:
-    """Return suggestions that may help, those with the most bytes first; none when the step fits.
+    """Return suggestions that may help, those with the most bytes first; none when the step fits, or for an engine.
 
     The bytes are upper limits: a new estimate has to confirm them.  Suggestions with fewer bytes than the request
     that failed are omitted.
     """
-    if estimate.fits_card:
+    if estimate.fits_card or estimate.serving is not None:
         return []
     expandable = _suggest_expandable_segments(estimate)
     least = _parse_shortage(estimate).asked_bytes or shown_peak(estimate).process_bytes // 100

@@ -74,7 +74,19 @@ def ghost_settings(cluster: Cluster) -> dict[str, str]:
         "GHOST_NCCL_BYTES": ",".join(f"{size}:{count}" for size, count in bytes_by_size),
         "GHOST_NCCL_PEER_BYTES": str(tables["peer"]["typical_bytes"]),
         "GHOST_NCCL_PEERS": str(_max_peers(per_node)),
+        "GHOST_GRAPH_BYTES": str(graph_bytes(cluster.device)),
     }
+
+
+def graph_bytes(device: Device) -> int:
+    """Return the memory of one executable CUDA graph on a card, beside what its work allocates."""
+    capability = f"{device.capability[0]}.{device.capability[1]}"
+    entries = [entry for entry in _overhead_tables()["graph"] if _order(entry["capability"]) <= _order(capability)]
+    return int(entries[-1]["typical_bytes"]) if entries else 0
+
+
+def _order(capability: str) -> tuple[int, ...]:
+    return tuple(map(int, capability.split(".")))
 
 
 def _max_peers(gpus_per_node: int) -> int:

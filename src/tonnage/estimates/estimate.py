@@ -186,6 +186,8 @@ class Advice:
     """Seconds of a step with the change; None if unknown."""
     changes_mathematics: bool
     """True if training computes something else, or sees other data in a step."""
+    kv_cache_tokens: int | None = None
+    """Tokens of an inference engine's KV cache with the change; None for training, or if it does not start."""
     host_bytes: int | None = None
     """Host memory that a machine of the changed case needs; None if unknown."""
 
@@ -274,8 +276,11 @@ class Estimate(Viewed):
 
     @property
     def wants_advice(self) -> bool:
-        """Return True if it does not fit on the GPU or in the host's memory, or only barely on the GPU."""
-        return not self.fits or self.is_tight
+        """Return True if it does not fit on the GPU or in the host's memory, or only barely on the GPU.
+
+        An engine takes what it is told to take; it wants advice only if it does not start.
+        """
+        return not self.fits or (self.is_tight and self.serving is None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that `--json` prints (schema_version 1)."""

@@ -247,6 +247,8 @@ def _lacks_host(estimate: Estimate) -> bool:
 
 def advice_title(estimate: Estimate) -> str:
     """Return the title of the table of changes that were tried."""
+    if estimate.serving is not None:
+        return "What would make it start: each of these was run"
     what = "leaves more room" if estimate.fits else "would fit"
     return f"What {what}: each of these was run"
 
@@ -256,7 +258,8 @@ def advice_rows(estimate: Estimate) -> list[tuple[str, ...]]:
     before = estimate.needed_seconds if estimate.needed else estimate.time.get("step_seconds")
     return [
         (
-            spell_change(advice.change, is_script=not estimate.plan),
+            spell_change(advice.change, is_script=not estimate.plan)
+            + ("" if advice.kv_cache_tokens is None else f": {advice.kv_cache_tokens:,} tokens"),
             "yes" if advice.fits else "no",
             *_needed_and_gained(estimate, advice),
             f"{_format_optional(before)} -> {_format_optional(advice.step_seconds)}",

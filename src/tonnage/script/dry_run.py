@@ -31,6 +31,7 @@ from tonnage.ghost.wheel import Torch, find
 from tonnage.recorder.tonnage_recorder.engines import SERVED
 from tonnage.script import ending, engine_results, launchers, trackers
 from tonnage.script.process_results import ProcessResults, collect_results
+from tonnage.serving.facts import list_growth
 from tonnage.trace.trace import Trace
 
 Progress = Callable[[str], None]
@@ -177,6 +178,7 @@ def _prepare_environment(
         cards=str(folder / _ACCOUNT),
         **settings,
     )
+    prepared["TONNAGE_GROWTH"] = json.dumps(list_growth(cluster.device))
     catalog = folder / "catalog.json"
     catalog.write_text(json.dumps(hub_repositories()), encoding="utf-8")
     prepared["TONNAGE_CATALOG"] = str(catalog)

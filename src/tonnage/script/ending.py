@@ -172,6 +172,8 @@ def describe_failure(outcome: Mapping[str, Any]) -> str:
             f"{description} The ghost machine has the GPUs of --gpu, numbered from 0: does the script set "
             "CUDA_VISIBLE_DEVICES to others?"
         )
+    if "Address already in use" in message:
+        return f"{description} Another program of this machine has the port; name a free one, such as --port 8001."
     symbol, cuda = _UNDEFINED.search(message), outcome.get("cuda")
     if symbol is None:
         return description

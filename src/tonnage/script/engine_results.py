@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from tonnage.errors import DoesNotStart, TrialFailed
-from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.estimate import Estimate, Peak
 from tonnage.script.process_results import ProcessResults
 from tonnage.serving.answer import Serving
+from tonnage.units import format_size
 
 _REFUSALS: Final = ("ValueError", "ValidationError", "MemoryError", "OutOfMemoryError")
 """Errors by which an engine refuses a configuration, or runs out of memory; any other is a failure of the command."""
@@ -89,18 +90,56 @@ def judge(results: ProcessResults, ended: int | None, timeout_seconds: float) ->
 def with_serving(estimate: Estimate, results: ProcessResults) -> Estimate:
     """Return the estimate with the engine's answer, completed by what was measured on the ghost."""
     serving, coverage = summarise(results), estimate.coverage
-    by_category = estimate.peak.by_category
+    growth = next((facts["growth"] for facts in results.engines if "growth" in facts), None)
+    peak = estimate.peak if growth is None else _grown(estimate.peak, growth)
+    modelled = [] if growth is None else [_describe_growth(growth)]
     measured = replace(
         serving,
-        weights_bytes=serving.weights_bytes or by_category.get("parameter") or None,
-        outside_torch_bytes=by_category.get("runtime"),
+        weights_bytes=serving.weights_bytes or peak.by_category.get("parameter") or None,
+        outside_torch_bytes=peak.by_category.get("runtime"),
+        **_token_interval(serving, growth),
     )
+    arguments = next((facts["arguments"] for facts in results.engines if "arguments" in facts), None)
     return replace(
         estimate,
+        peak=peak,
+        job=estimate.job if arguments is None else {**estimate.job, "engine": arguments},
         serving=measured.to_json(),
         fits=serving.starts and estimate.fits,
-        coverage=replace(coverage, assumed=(*coverage.assumed, *assumptions(results))),
+        coverage=replace(
+            coverage,
+            modelled=(*coverage.modelled, *modelled),
+            assumed=(*coverage.assumed, *assumptions(results)),
+        ),
     )
+
+
+def _grown(peak: Peak, growth: Mapping[str, Any]) -> Peak:
+    """Return a peak with the memory outside torch by which the ghost's card was made to grow."""
+    added, low, high = growth["added_bytes"], growth["low_bytes"], growth["high_bytes"]
+    return replace(
+        peak,
+        process_bytes=peak.process_bytes + added,
+        low_bytes=peak.low_bytes + added + low - growth["bytes"],
+        high_bytes=peak.high_bytes + added + high - growth["bytes"],
+        by_category={**peak.by_category, "runtime": peak.by_category["runtime"] + added},
+    )
+
+
+def _describe_growth(growth: Mapping[str, Any]) -> str:
+    low, typical, high = (format_size(growth[name]) for name in ("low_bytes", "bytes", "high_bytes"))
+    return (
+        f"growth outside torch until the engine has profiled itself, {typical} ({low} to {high}): {growth['source']}"
+    )
+
+
+def _token_interval(serving: Serving, growth: Mapping[str, Any] | None) -> dict[str, int]:
+    """Return the interval of the KV cache's tokens that the growth outside torch leaves; empty if it is unknown."""
+    held, tokens = serving.kv_cache_bytes, serving.kv_cache_tokens
+    if growth is None or not held or not tokens:
+        return {}
+    low, high = (growth[name] - growth["bytes"] for name in ("low_bytes", "high_bytes"))
+    return {"low_tokens": tokens - tokens * high // held, "high_tokens": tokens - tokens * low // held}
 
 
 def assumptions(results: ProcessResults) -> list[str]:

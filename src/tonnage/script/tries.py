@@ -24,7 +24,7 @@ from tonnage.estimates.estimate import Advice, Estimate
 from tonnage.estimates.from_traces import Run
 from tonnage.planner.solution import Candidate
 from tonnage.planner.trial_runner import TrialRunner
-from tonnage.script import dry_run
+from tonnage.script import dry_run, engine_advice
 from tonnage.script.facts import Facts, NotUnderstood, Understood, understood
 from tonnage.script.ladder import list_rungs
 from tonnage.script.planning import Asked, Tried, has_no_setting, try_changes
@@ -51,7 +51,15 @@ def answers(
     run = _run(asked, steps, rank, progress)
     took_seconds = time.monotonic() - began
     estimate = run.estimate
-    if not estimate.wants_advice or estimate.serving is not None:
+    if estimate.serving is not None:
+        yield run
+        if advise and not estimate.fits:
+            ends = time.monotonic() + MOST_TRIES * took_seconds
+            tries = engine_advice.try_changes(asked, estimate, MOST_TRIES, lambda: time.monotonic() > ends, progress)
+            advice = tuple(sorted(tries, key=lambda one: not one.fits))
+            yield replace(run, estimate=replace(estimate, advice=advice))
+        return
+    if not estimate.wants_advice:
         yield run
         return
     whole = run

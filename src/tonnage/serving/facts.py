@@ -3,7 +3,7 @@
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
@@ -97,6 +97,12 @@ def vllm_facts(version: tuple[int, ...]) -> VllmFacts:
 
 def outside_torch(version: tuple[int, ...], device: Device, *, tp: int, pp: int) -> Interval:
     """Return the growth of memory outside torch's allocator until an engine has profiled its network."""
+    return _interval(_newest(_outside(device, tp=tp, pp=pp), version))
+
+
+def _outside(device: Device, *, tp: int, pp: int) -> list[dict[str, Any]]:
+    """Return the entries about growth outside torch that hold for a card and these degrees, the oldest first."""
+    entries: list[dict[str, Any]]
     if tp > 1:
         is_linked = device.nvlink_bytes_per_second is not None and not device.nvlink_bridged
         entries = [entry for entry in _tables()["outside_ranks"] if entry["nvlink"] == is_linked]
@@ -104,7 +110,21 @@ def outside_torch(version: tuple[int, ...], device: Device, *, tp: int, pp: int)
         entries = _tables()["outside_stages"]
     else:
         entries = [entry for entry in _tables()["outside"] if _numbers(entry["capability"]) <= device.capability]
-    return _interval(_newest(entries, version))
+    return entries
+
+
+def list_growth(device: Device) -> dict[str, list[dict[str, Any]]]:
+    """Return the growth outside torch's allocator by version: of one GPU, of tensor-parallel ranks, of stages.
+
+    Plain values with `since`, `low_bytes`, `bytes`, `high_bytes` and `source`, the oldest version first.
+    """
+    return {
+        name: [
+            {"since": _numbers(entry["since"]), "source": entry["source"], **asdict(_interval(entry))}
+            for entry in _outside(device, tp=tp, pp=pp)
+        ]
+        for name, tp, pp in (("one", 1, 1), ("ranks", 2, 1), ("stages", 1, 2))
+    }
 
 
 def graphs(layers: int, *, has_experts: bool, sizes: float = 1.0) -> Interval:

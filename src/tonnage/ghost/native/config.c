@@ -131,6 +131,8 @@ static bool apply(const char *key, const char *value)
         return set_nccl(value);
     if (strcmp(key, "NCCL_PEER_BYTES") == 0)
         return set_number(&s->nccl_peer_bytes, value);
+    if (strcmp(key, "GRAPH_BYTES") == 0)
+        return set_number(&s->graph_bytes, value);
     if (strcmp(key, "RESERVED_BYTES") == 0)
         return reserved_given = set_number(&s->reserved_bytes, value);
     if (strcmp(key, "NAME") == 0)
@@ -165,7 +167,7 @@ static void read_environment(void)
         "SMS",          "THREADS_PER_SM", "L2_BYTES",       "SHARED_PER_BLOCK_BYTES",      "SHARED_PER_SM_BYTES",
         "REGISTERS_PER_SM", "BUS_BITS", "MEMORY_KHZ",       "CLOCK_KHZ",      "EVENTS",    "LOG",
         "REPORT",       "SHM",          "CARDS",            "REAL_RANKS",     "TIMEOUT_SECONDS",
-        "NCCL_BYTES",   "NCCL_PEER_BYTES", "NCCL_PEERS",
+        "NCCL_BYTES",   "NCCL_PEER_BYTES", "NCCL_PEERS",    "GRAPH_BYTES",
     };
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         char variable[64];

@@ -162,6 +162,15 @@ uint64_t device_free_bytes(int device)
     return used < total ? total - used : 0;
 }
 
+/* Takes memory of this thread's device that nothing here allocates (kernels that libraries load), or gives it back where
+ * `bytes` is negative.  0: done; 1: it does not fit. */
+API int ghost_take_outside(int64_t bytes)
+{
+    if (bytes < 0)
+        device_give(current_device, (uint64_t)-bytes);
+    return bytes > 0 && !device_take(current_device, (uint64_t)bytes);
+}
+
 /* Bytes this process has of the device, its context included. */
 API uint64_t ghost_device_used(int device)
 {

@@ -85,6 +85,7 @@ struct config {
     int nccl_sizes;
     uint64_t nccl_peer_bytes; /* buffers for direct messages to and from another rank */
     int nccl_peers;           /* for at most so many of them */
+    uint64_t graph_bytes;     /* taken by each executable graph, beside what its work allocates */
     int real_ranks; /* processes that share NCCL communicators; 1: every other rank is emulated */
     int timeout_seconds;
     char report[1024];

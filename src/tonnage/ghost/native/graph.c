@@ -17,6 +17,8 @@ struct CUgraph_st {
 
 struct CUgraphExec_st {
     struct CUgraph_st *graph;
+    int device;     /* whose memory holds it */
+    uint64_t bytes; /* outside of what the program allocates */
 };
 
 struct capture {
@@ -259,9 +261,13 @@ API cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, int *type)
 
 static cudaError_t instantiate(cudaGraphExec_t *executable, cudaGraph_t graph)
 {
+    uint64_t bytes = config()->graph_bytes;
+    *executable = NULL;
+    if (!device_take(current_device, bytes))
+        return runtime_result(ERROR_OUT_OF_MEMORY);
     *executable = calloc(1, sizeof **executable);
     __atomic_fetch_add(&graph->references, 1, __ATOMIC_RELAXED);
-    (*executable)->graph = graph;
+    **executable = (struct CUgraphExec_st){graph, current_device, bytes};
     return SUCCESS;
 }
 
@@ -283,8 +289,10 @@ API cudaError_t cudaGraphInstantiateWithParams(cudaGraphExec_t *executable, cuda
 
 API cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable)
 {
-    if (executable)
+    if (executable) {
         graph_release(executable->graph);
+        device_give(executable->device, executable->bytes);
+    }
     free(executable);
     return SUCCESS;
 }

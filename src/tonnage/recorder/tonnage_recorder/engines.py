@@ -47,6 +47,12 @@ _PARTS = (
 )
 """Methods in other processes, or before that constructor, whose errors are why an engine does not start."""
 
+_ARGUMENTS = (
+    *("max_model_len", "gpu_memory_utilization", "kv_cache_dtype", "quantization", "tensor_parallel_size"),
+    *("max_num_seqs", "max_num_batched_tokens"),
+)
+"""Arguments of vLLM that decide whether it starts."""
+
 _MOST_WORDS = 400
 """Characters of a line of the log that are kept."""
 
@@ -75,6 +81,7 @@ class Engines:
     ) -> None:
         self.facts: dict[str, Any] = {}
         self._watch, self._folder, self._ended, self._assumed = watch, folder, ended, assumed
+        self._kind = "one"
         self._places: dict[int, set[int]] = {}
 
     def listen(self) -> None:
@@ -84,6 +91,7 @@ class Engines:
             after_import(module, functools.partial(self._hear_start, name))
         for module, name, methods in _PARTS:
             after_import(module, functools.partial(self._hear_parts, name, methods))
+        after_import("vllm.engine.arg_utils", self._hear_arguments)
         after_import("vllm.v1.worker.gpu_worker", self._hear_worker)
         after_import("uvicorn.server", self._hear_server)
         after_import("transformers.cache_utils", self._hear_caches)
@@ -175,14 +183,30 @@ class Engines:
 
     # ---- vLLM --------------------------------------------------------------------------------------------------
 
+    def _hear_arguments(self, module: ModuleType) -> None:
+        create = module.EngineArgs.create_engine_config
+
+        @functools.wraps(create)
+        def create_engine_config(arguments: Any, *args: Any, **kwargs: Any) -> Any:
+            values = {name: getattr(arguments, name, None) for name in _ARGUMENTS}
+            words = {
+                name: value if isinstance(value, int | float | None) else str(value) for name, value in values.items()
+            }
+            self.note(arguments=words)
+            return create(arguments, *args, **kwargs)
+
+        module.EngineArgs.create_engine_config = create_engine_config
+
     def _hear_worker(self, module: ModuleType) -> None:
         kind = module.Worker
         profiling, load, initialize = module.memory_profiling, kind.load_model, kind.initialize_from_config
+        determine = kind.determine_available_memory
 
         @contextmanager
         def profile(*args: Any, **kwargs: Any) -> Iterator[Any]:
             with profiling(*args, **kwargs) as result:
                 yield result
+                self._grow(result.before_create)
             self.note(activation_bytes=int(result.torch_peak_increase))
 
         @functools.wraps(load)
@@ -199,8 +223,34 @@ class Engines:
             self.note(kv_cache_bytes=self._claim(caches))
             return result
 
+        @functools.wraps(determine)
+        def determine_available_memory(worker: Any, *args: Any, **kwargs: Any) -> Any:
+            parallel = worker.parallel_config
+            degrees = (("ranks", parallel.tensor_parallel_size), ("stages", parallel.pipeline_parallel_size))
+            self._kind = next((kind for kind, degree in degrees if degree > 1), "one")
+            return determine(worker, *args, **kwargs)
+
         vars(module)["memory_profiling"] = profile
+        kind.determine_available_memory = determine_available_memory
         kind.load_model, kind.initialize_from_config = load_model, initialize_from_config
+
+    def _grow(self, before: Any) -> None:
+        """Let memory outside torch's allocator have grown, since vLLM's first look, as on a real card.
+
+        A card loads kernels when they are first launched; the ghost's have no size.  NCCL's buffers are there.
+        TONNAGE_GROWTH, a JSON object, has the bytes of one GPU, of tensor-parallel ranks and of stages, by version.
+        """
+        table = json.loads(os.environ.get("TONNAGE_GROWTH", "{}")).get(self._kind, ())
+        version = _numbers(getattr(sys.modules["vllm"], "__version__", "0"))
+        known = [entry for entry in table if tuple(entry["since"]) <= version] or table[:1]
+        cuda, native = self._watch.torch.cuda, self._watch.native
+        if known and native is not None:
+            own_bytes = cuda.memory_reserved() - before.torch_memory
+            grown_bytes = before.free_memory - cuda.mem_get_info()[0] - own_bytes
+            added_bytes = known[-1]["bytes"] - grown_bytes
+            if native.take_outside(added_bytes):
+                bounds = {name: known[-1][name] for name in ("low_bytes", "bytes", "high_bytes")}
+                self.note(growth={**bounds, "added_bytes": added_bytes, "source": known[-1]["source"]})
 
     # ---- transformers ------------------------------------------------------------------------------------------
 
@@ -295,6 +345,11 @@ class Engines:
         for tensor, _ in held.values():
             watch.claim(tensor, "kv_cache")
         return sum(count for _, count in held.values())
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers at the beginning of a version."""
+    return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
 def name_engine(package: str) -> str:

@@ -44,6 +44,7 @@ class Native:
         library.ghost_log_cut.argtypes = [ctypes.c_size_t]
         library.ghost_log_cut.restype = None
         library.ghost_make_requests.restype = None
+        library.ghost_take_outside.argtypes = [ctypes.c_int64]
         self._mark = ctypes.c_uint32.in_dll(library, "ghost_current_mark")
         self.forget: Callable[[int], None] = library.ghost_forget
 
@@ -165,6 +166,10 @@ class Native:
         """
         if self._library.ghost_nccl_take(ranks, peers) != 0:
             raise RuntimeError("NCCL error: unhandled cuda error; Cuda failure 2 'out of memory'")
+
+    def take_outside(self, count_bytes: int) -> bool:
+        """Take memory of the card that no allocator asks for, or give some back; return False if it does not fit."""
+        return not self._library.ghost_take_outside(count_bytes)
 
     def unknown_calls(self) -> dict[str, int]:
         """Return the calls of functions that the ghost does not implement: `library:symbol` to count."""

@@ -3,7 +3,7 @@
 Environment: TONNAGE_OUT (folder for the traces), TONNAGE_STEPS (optimizer steps to run),
 TONNAGE_SOURCE, TONNAGE_ALONE (this process acts for its rank alone, see `ranks`),
 TONNAGE_COUNTED (one more step is made, whose operations are counted, see `operations`),
-TONNAGE_SETTINGS (see `script`), TONNAGE_CATALOG (see `hub`).
+TONNAGE_SETTINGS (see `script`), TONNAGE_CATALOG (see `hub`), TONNAGE_GROWTH (see `engines`).
 """
 
 import atexit

@@ -7,6 +7,7 @@ whether a request's prompt is complete in this step, so that it gets one.
 from __future__ import annotations
 
 import functools
+import json
 import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -22,11 +23,17 @@ _TOKENIZERS: Final = ("tokenizer", "vocab", "merges", "tekken", "spiece", "sente
 
 
 def patch_arguments(policy: Policy, module: ModuleType) -> None:
-    """Patch `vllm.engine.arg_utils`: weights are not read, and a folder without a tokenizer is served without one."""
+    """Patch `vllm.engine.arg_utils`: weights are not read, and a folder without a tokenizer is served without one.
+
+    TONNAGE_ENGINE, a JSON object, has arguments that are tried instead of the program's own.
+    """
     create = module.EngineArgs.create_engine_config
+    wanted = json.loads(os.environ.get("TONNAGE_ENGINE", "{}"))
 
     @functools.wraps(create)
     def create_engine_config(arguments: Any, *args: Any, **kwargs: Any) -> Any:
+        for name, value in wanted.items():
+            setattr(arguments, name, value)
         if str(getattr(arguments, "load_format", "")) in _READ:
             arguments.load_format = "dummy"
             policy.use("weights")

@@ -16,7 +16,8 @@ class EngineCore:
         blocks = worker.determine_available_memory() // BLOCK_BYTES
         length = vllm_config.model_config.max_model_len
         if blocks * 16 < length:
-            raise ValueError(f"A request of {length} tokens needs {-(-length // 16)} blocks; {max(blocks, 0)} fit.")
+            longest = 16 * max(blocks, 0)
+            raise ValueError(f"{length} tokens do not fit; the estimated maximum model length is {longest}.")
         worker.initialize_from_config(blocks)
         vllm_config.cache_config.num_gpu_blocks = blocks
         log.info("GPU KV cache size: %s tokens", f"{blocks * 16:,}")

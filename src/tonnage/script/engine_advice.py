@@ -1,0 +1,129 @@
+"""Flags with which an inference engine would start, each tried on the ghost.
+
+    To serve ... the estimated maximum model length is 49552    ->    --max-model-len 49552, --kv-cache-dtype fp8, ...
+
+The engine is told by its arguments in the process (`TONNAGE_ENGINE`, see `tonnage_inside.values.serving`), so that a
+script that makes an engine is tried as a server's command line is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from tonnage.cluster import Cluster
+from tonnage.errors import TonnageError
+from tonnage.estimates.estimate import Advice, Estimate
+from tonnage.script import dry_run
+from tonnage.script.command import set_value
+from tonnage.script.planning import Asked
+
+_LONGEST: Final = re.compile(r"estimated maximum model length is ([\d,]+)")
+"""vLLM's own estimate of the longest request."""
+
+_UTILIZATION: Final = 0.95
+"""Share of the card that is tried at most: the rest is for the context and for what grows later."""
+
+_FP8_CAPABILITY: Final = (8, 9)
+"""Compute capability from which tensor cores multiply fp8."""
+
+_MATHEMATICS: Final = frozenset(("kv_cache_dtype", "quantization"))
+"""Arguments whose change makes an engine compute something else."""
+
+_FEW_SEQUENCES: Final = 64
+_FEW_TOKENS: Final = 2048
+"""Sequences and tokens of a step that are tried where the profile run takes much."""
+
+_SERVER: Final = "vllm.entrypoints.openai.api_server"
+"""Module that serves, as `vllm serve` does."""
+
+
+def list_changes(estimate: Estimate, cluster: Cluster) -> list[dict[str, Any]]:
+    """Return arguments that may make the engine of an estimate start, the most likely first."""
+    serving, arguments = estimate.serving or {}, estimate.job.get("engine") or {}
+    longest = _LONGEST.search(str(serving.get("error")))
+    changes: list[dict[str, Any]] = []
+    if longest is not None:
+        changes.append({"max_model_len": int(longest[1].replace(",", ""))})
+    degree = int(arguments.get("tensor_parallel_size") or 1)
+    if 2 * degree <= cluster.gpus_per_node:
+        changes.append({"tensor_parallel_size": 2 * degree})
+    has_fp8 = cluster.device.capability >= _FP8_CAPABILITY
+    if has_fp8 and arguments.get("kv_cache_dtype", "auto") == "auto" and estimate.oom is None:
+        changes.append({"kv_cache_dtype": "fp8"})
+    if has_fp8 and arguments.get("quantization") is None:
+        changes.append({"quantization": "fp8"})
+    if float(arguments.get("gpu_memory_utilization") or 1) < _UTILIZATION and estimate.oom is None:
+        changes.append({"gpu_memory_utilization": _UTILIZATION})
+    if (serving.get("activation_bytes") or 0) > (serving.get("weights_bytes") or 0) // 8:
+        changes.append({"max_num_seqs": _FEW_SEQUENCES, "max_num_batched_tokens": _FEW_TOKENS})
+    return changes
+
+
+def try_changes(
+    asked: Asked, estimate: Estimate, most: int, most_seconds: Callable[[], bool], progress: Callable[[str], None]
+) -> Iterator[Advice]:
+    """Yield the first `most` changes that were run, until `most_seconds` is True; one that fails is left out."""
+    for change in list_changes(estimate, asked.cluster)[:most]:
+        words = spell_flags(change)
+        progress(f"trying {shlex.join(words)}")
+        try:
+            tried = dry_run.run(
+                asked.command,
+                asked.cluster,
+                timeout_seconds=asked.timeout_seconds,
+                torch_version=asked.torch_version,
+                variables={**os.environ, "TONNAGE_ENGINE": json.dumps(change)},
+                seconds=False,
+                progress=progress,
+            ).estimate
+        except TonnageError:
+            continue
+        yield _as_advice(asked.command, change, tried, estimate)
+        if most_seconds():
+            return
+
+
+def _as_advice(command: Sequence[str], change: Mapping[str, Any], tried: Estimate, before: Estimate) -> Advice:
+    return Advice(
+        change=dict(change),
+        command=spell_command(command, change),
+        fits=tried.fits,
+        peak_bytes=tried.peak.process_bytes,
+        gain_bytes=before.peak.process_bytes - tried.peak.process_bytes,
+        step_seconds=None,
+        changes_mathematics=not _MATHEMATICS.isdisjoint(change),
+        kv_cache_tokens=(tried.serving or {}).get("kv_cache_tokens"),
+    )
+
+
+def spell_flags(change: Mapping[str, Any]) -> list[str]:
+    """Return arguments as flags: `--max-model-len 49552`."""
+    return [word for name, value in change.items() for word in (_flag(name), str(value))]
+
+
+def spell_command(command: Sequence[str], change: Mapping[str, Any]) -> str:
+    """Return the command with flags, in place of those that it has; a script of the user's has them in its code."""
+    if not _is_server(command):
+        said = ", ".join(f"{name}={value!r}" for name, value in change.items())
+        return f"{shlex.join(command)}  # with {said} in the code"
+    words = list(command)
+    for name, value in change.items():
+        words = set_value(words, name, value, {_flag(name): {"dest": name, "action": "store", "nargs": None}})
+    return shlex.join(words)
+
+
+def _is_server(command: Sequence[str]) -> bool:
+    """Return True if the flags of a command are the engine's arguments."""
+    serves = any(Path(program).name == "vllm" and word == "serve" for program, word in pairwise(command))
+    return serves or _SERVER in command
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

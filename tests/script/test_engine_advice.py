@@ -1,0 +1,59 @@
+"""Tests of the flags that are tried where an inference engine does not start."""
+
+from dataclasses import replace
+
+import pytest
+
+import estimates
+from tonnage.catalog.devices import parse_cluster
+from tonnage.script.engine_advice import list_changes, spell_command
+from tonnage.serving.answer import Serving
+
+WORDS = "To serve at least one request, 16.0 GiB is needed; the estimated maximum model length is 49,552. Try ..."
+
+
+def refused(words: str, *, weights_bytes: int = 16 << 30, activation_bytes: int = 1 << 30, **arguments):
+    told = Serving(
+        engine="vllm 0.33.0",
+        starts=False,
+        error=words,
+        weights_bytes=weights_bytes,
+        activation_bytes=activation_bytes,
+    )
+    estimate = estimates.scripted()
+    return replace(estimate, fits=False, serving=told.to_json(), job={**estimate.job, "engine": arguments})
+
+
+def test_the_engines_own_estimate_of_the_length_comes_first():
+    changes = list_changes(refused(WORDS, gpu_memory_utilization=0.92), parse_cluster("2xh100-80gb"))
+    assert changes == [
+        {"max_model_len": 49552},
+        {"tensor_parallel_size": 2},
+        {"kv_cache_dtype": "fp8"},
+        {"quantization": "fp8"},
+        {"gpu_memory_utilization": 0.95},
+    ]
+
+
+def test_what_the_card_or_the_command_excludes_is_not_tried():
+    told = {"gpu_memory_utilization": 0.96, "tensor_parallel_size": 2, "quantization": "awq"}
+    assert list_changes(refused("out of memory", **told), parse_cluster("2xt4")) == []
+
+
+def test_a_large_profile_run_is_made_smaller():
+    few = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
+    assert few in list_changes(refused(WORDS, activation_bytes=8 << 30), parse_cluster("t4"))
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("/opt/bin/vllm serve m", "/opt/bin/vllm serve m --max-model-len 8"),
+        ("python -m vllm.entrypoints.openai.api_server", "python -m vllm.entrypoints.openai.api_server --max-model-len 8"),
+        ("vllm serve m --max-model-len 9 --port 1", "vllm serve m --max-model-len 8 --port 1"),
+        ("vllm serve m --max-model-len=9", "vllm serve m --max-model-len 8"),
+        ("python own.py", "python own.py  # with max_model_len=8 in the code"),
+    ],
+)
+def test_the_command_has_the_flag(command, line):
+    assert spell_command(command.split(), {"max_model_len": 8}) == line
