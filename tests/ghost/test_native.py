@@ -609,6 +609,32 @@ def test_capture_makes_a_graph_that_does_its_work_at_launch(ghost: Ghost) -> Non
     ghost(program, log=1)
 
 
+def test_an_executable_graph_takes_memory_until_it_is_destroyed(ghost: Ghost) -> None:
+    program = """
+        s, graph, executable, before = stream(), c_void_p(), c_void_p(), memory()[0]
+        assert g.cudaStreamBeginCapture(s, 0) == 0 and g.cudaStreamEndCapture(s, byref(graph)) == 0
+        assert g.cudaGraphInstantiate(byref(executable), graph, c_ulonglong(0)) == 0
+        assert before - memory()[0] == 5_000_000
+        more = c_void_p()
+        assert g.cudaGraphInstantiate(byref(more), graph, c_ulonglong(0)) == 2 and not more.value
+        assert g.cudaGraphExecDestroy(executable) == 0 and memory()[0] == before
+    """
+    ghost(program, graph_bytes=5_000_000, total_bytes=9_000_000)
+
+
+def test_memory_is_taken_that_nothing_here_allocates(ghost: Ghost) -> None:
+    ghost(
+        """
+        g.ghost_take_outside.argtypes = [ctypes.c_int64]
+        before = memory()[0]
+        assert g.ghost_take_outside(3 * MIB) == 0 and before - memory()[0] == 3 * MIB
+        assert g.ghost_take_outside(9 * MIB) == 1 and g.ghost_take_outside(-3 * MIB) == 0
+        assert memory()[0] == before
+        """,
+        total_bytes=10 << 20,
+    )
+
+
 def test_waiting_for_a_capturing_stream_breaks_the_capture(ghost: Ghost) -> None:
     program = """
         s, graph, ids = stream(), c_void_p(), set()
@@ -1335,11 +1361,15 @@ def test_a_full_shared_memory_is_said_and_kills_nobody(ghost: Ghost) -> None:
     assert "/dev/shm has no room for 12288 bytes that ranks exchange; enlarge it or empty it" in err
 
 
-def test_registers_are_those_of_the_machine_code(ghost: Ghost) -> None:
+def test_registers_and_names_are_those_of_the_machine_code(
+    ghost: Ghost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A cubin as ptxas writes it: sections, symbols, and the attribute that has a kernel's registers."""
+    monkeypatch.chdir(tmp_path)
     out = ghost("""
-        names, strings = b"\\0.nv.info\\0.symtab\\0.strtab\\0.shstrtab\\0", b"\\0small\\0large\\0"
-        symbols = b"".join(struct.pack("<IBBHQQ", name, 2, 0, 0, 0, 0) for name in (0, 1, 7))
+        names, strings = b"\\0.nv.info\\0.symtab\\0.strtab\\0.shstrtab\\0", b"\\0small\\0large\\0inner\\0"
+        flags = {0: 0, 1: 0x10, 7: 0x10, 13: 0}  # the last one is called by kernels only
+        symbols = b"".join(struct.pack("<IBBHQQ", name, 2, flag, 0, 0, 0) for name, flag in flags.items())
         info = struct.pack("<BBH", 1, 0x13, 0)  # an attribute without values
         info += b"".join(struct.pack("<BBHII", 4, 0x2F, 8, index, count) for index, count in ((2, 168), (1, 40)))
         info += struct.pack("<BBHII", 4, 0x11, 8, 1, 0)  # another one
@@ -1357,8 +1387,19 @@ def test_registers_are_those_of_the_machine_code(ghost: Ghost) -> None:
                 assert g.cuModuleGetFunction(byref(function), module, kernel) == 0
                 assert g.cuFuncGetAttribute(byref(value), 4, function) == 0
                 print(value.value)
+        with open("code.cubin", "wb") as file:
+            file.write(image)
+        library, count, kernels, text = c_void_p(), c_int(), (c_void_p * 4)(), c_char_p()
+        path = c_char_p(b"code.cubin")
+        assert g.cuLibraryLoadFromFile(byref(library), path, None, None, 0, None, None, 0) == 0
+        assert g.cuLibraryGetKernelCount(byref(count), library) == 0
+        assert g.cuLibraryEnumerateKernels(kernels, 4, library) == 0
+        for kernel in kernels[: count.value]:
+            assert g.cuKernelGetName(byref(text), c_void_p(kernel)) == 0
+            print(text.value.decode())
+        assert g.cuModuleLoad(byref(module), c_char_p(b"none.cubin")) == 301
     """)
-    assert out.split() == ["40", "168", "32", "32", "32", "32"]
+    assert out.split() == ["40", "168", "32", "32", "32", "32", "small", "large"]
 
 
 @pytest.mark.parametrize("major", build.MAJORS)

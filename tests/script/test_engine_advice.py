@@ -49,7 +49,10 @@ def test_a_large_profile_run_is_made_smaller():
     ("command", "line"),
     [
         ("/opt/bin/vllm serve m", "/opt/bin/vllm serve m --max-model-len 8"),
-        ("python -m vllm.entrypoints.openai.api_server", "python -m vllm.entrypoints.openai.api_server --max-model-len 8"),
+        (
+            "python -m vllm.entrypoints.openai.api_server",
+            "python -m vllm.entrypoints.openai.api_server --max-model-len 8",
+        ),
         ("vllm serve m --max-model-len 9 --port 1", "vllm serve m --max-model-len 8 --port 1"),
         ("vllm serve m --max-model-len=9", "vllm serve m --max-model-len 8"),
         ("python own.py", "python own.py  # with max_model_len=8 in the code"),

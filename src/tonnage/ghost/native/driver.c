@@ -293,13 +293,6 @@ API CUresult cuModuleLoadFatBinary(struct module **module, const void *image)
     return cuModuleLoadData(module, image);
 }
 
-API CUresult cuModuleLoad(struct module **module, const char *path)
-{
-    device_use(current_device);
-    *module = module_new(NULL);
-    return SUCCESS;
-}
-
 API CUresult cuModuleUnload(struct module *module)
 {
     return SUCCESS;
@@ -325,54 +318,6 @@ API CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, struct mo
     if (bytes)
         *bytes = 0;
     return address ? SUCCESS : ERROR_OUT_OF_MEMORY;
-}
-
-API CUresult cuLibraryLoadData(struct module **library, const void *image, void *jit, void **jit_values,
-                               unsigned jit_count, void *options, void **values, unsigned count)
-{
-    *library = module_new(image);
-    return SUCCESS;
-}
-
-API CUresult cuLibraryUnload(struct module *library)
-{
-    return SUCCESS;
-}
-
-API CUresult cuLibraryGetKernel(struct function **kernel, struct module *library, const char *name)
-{
-    *kernel = module_function(library, name);
-    return SUCCESS;
-}
-
-API CUresult cuLibraryGetModule(struct module **module, struct module *library)
-{
-    *module = library;
-    return SUCCESS;
-}
-
-API CUresult cuKernelGetFunction(struct function **function, struct function *kernel)
-{
-    *function = kernel;
-    return SUCCESS;
-}
-
-API cudaError_t cudaLibraryLoadData(struct module **library, const void *image, void *jit, void **jit_values,
-                                    unsigned jit_count, void *options, void **values, unsigned count)
-{
-    *library = module_new(image);
-    return SUCCESS;
-}
-
-API cudaError_t cudaLibraryGetKernel(struct function **kernel, struct module *library, const char *name)
-{
-    *kernel = module_function(library, name);
-    return SUCCESS;
-}
-
-API cudaError_t cudaLibraryUnload(struct module *library)
-{
-    return SUCCESS;
 }
 
 enum { FUNCTION_MAX_THREADS, FUNCTION_SHARED, FUNCTION_CONSTANT, FUNCTION_LOCAL, FUNCTION_REGISTERS, FUNCTION_PTX,

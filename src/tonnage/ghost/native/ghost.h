@@ -39,6 +39,7 @@ enum {
     ERROR_PEER_ALREADY_ENABLED = 704,
     ERROR_HOST_ALREADY_REGISTERED = 712,
     ERROR_HOST_NOT_REGISTERED = 713,
+    ERROR_FILE_NOT_FOUND = 301,
     ERROR_INVALID_HANDLE = 400,
     ERROR_ILLEGAL_STATE = 401,
     ERROR_NOT_FOUND = 500,
@@ -278,7 +279,10 @@ struct function {
 };
 
 void cubin_registers(const void *image, void (*found)(void *context, const char *kernel, int registers), void *context);
+void cubin_kernels(const void *image, void (*found)(void *context, const char *kernel), void *context);
 struct module *module_new(const void *image);
+struct module *module_from_file(const char *path); /* NULL: it cannot be read */
+unsigned module_kernels(struct module *module, struct function **kernels, unsigned room); /* of machine code: how many */
 struct function *module_function(struct module *module, const char *name);
 void function_attributes(const struct function *function, struct cudaFuncAttributes *attributes);
 struct function *function_of(const void *handle); /* NULL if unknown */

@@ -3,6 +3,7 @@
 #include "ghost.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,6 +43,8 @@ struct module {
     int binary_version, ptx_version;  /* of the code this card would run; 0 until looked at */
     struct table functions;           /* by hash of the name, for modules loaded at run time */
     struct table registers;           /* by the same: of a thread, where the code says it */
+    struct function **kernels;        /* that the code names, in its order */
+    unsigned kernel_count;
 };
 
 struct variable {
@@ -68,6 +71,13 @@ static void note_registers(void *module, const char *kernel, int registers)
     table_put(&((struct module *)module)->registers, name_key(kernel), (void *)(intptr_t)registers);
 }
 
+static void note_kernel(void *context, const char *name)
+{
+    struct module *module = context;
+    module->kernels = realloc(module->kernels, (module->kernel_count + 1) * sizeof *module->kernels);
+    module->kernels[module->kernel_count++] = module_function(module, name);
+}
+
 struct module *module_new(const void *image)
 {
     struct module *module = calloc(1, sizeof *module);
@@ -78,7 +88,29 @@ struct module *module_new(const void *image)
     if (header && header->magic == FATBIN_MAGIC)
         module->code = header;
     cubin_registers(image, note_registers, module);
+    cubin_kernels(image, note_kernel, module);
     return module;
+}
+
+unsigned module_kernels(struct module *module, struct function **kernels, unsigned room)
+{
+    for (unsigned i = 0; i < module->kernel_count && i < room; i++)
+        kernels[i] = module->kernels[i];
+    return module->kernel_count;
+}
+
+struct module *module_from_file(const char *path)
+{
+    FILE *file = fopen(path, "rb");
+    if (!file)
+        return NULL;
+    fseek(file, 0, SEEK_END);
+    long bytes = ftell(file);
+    char *image = bytes > 0 ? calloc(1, (size_t)bytes + 1) : NULL; /* kept: the module's names are in it */
+    rewind(file);
+    bool whole = image && fread(image, 1, (size_t)bytes, file) == (size_t)bytes;
+    fclose(file);
+    return whole ? module_new(image) : NULL;
 }
 
 /* The code a card runs: machine code of its major version and at most its minor one, the newest; without
