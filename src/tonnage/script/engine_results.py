@@ -133,7 +133,7 @@ def _describe_growth(growth: Mapping[str, Any]) -> str:
     )
 
 
-def _token_interval(serving: Serving, growth: Mapping[str, Any] | None) -> dict[str, int]:
+def _token_interval(serving: Serving, growth: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the interval of the KV cache's tokens that the growth outside torch leaves; empty if it is unknown."""
     held, tokens = serving.kv_cache_bytes, serving.kv_cache_tokens
     if growth is None or not held or not tokens:
