@@ -12,12 +12,23 @@ from tonnage.estimates.assumptions import (
     DEFAULT_DROPOUT,
     describe_compiled_attention,
     describe_dropout,
+    describe_idle_sync,
     describe_long_sequences,
     describe_whole_gradients,
     list_assumptions,
 )
+from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
+
+
+def test_accum_sync_with_one_micro_batch_is_said_to_do_nothing():
+    job = Job(model=ModelRef(name="a", kind="config"))
+    for plan in (Plan(shard="zero3", accum_sync=True), Plan(shard="ddp", accum_sync=True)):
+        (sentence,) = describe_idle_sync(job, plan)
+        assert sentence.startswith("accum-sync has no effect: a step has one micro-batch")
+        assert describe_idle_sync(replace(job, grad_accum=2), plan) == ()
+    assert describe_idle_sync(job, Plan(shard="zero3")) == ()
 
 
 def test_sequences_behind_the_last_position_are_told_of() -> None:

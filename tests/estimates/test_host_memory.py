@@ -11,7 +11,7 @@ from tonnage.case import Case
 from tonnage.catalog.configurations import resolve
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import UsageError
-from tonnage.estimates import predict
+from tonnage.estimates import host_memory, predict
 from tonnage.estimates.estimate import Estimate, Host
 from tonnage.estimates.from_traces import combine
 from tonnage.estimates.host_memory import (
@@ -241,3 +241,9 @@ def test_the_whole_checkpoint_is_on_the_host_of_one_rank(worker):
         Case(job, Plan(shard="zero3"), parse_cluster("2xa100-40gb")), worker=worker
     ).estimate.host.by_category["checkpoint"]
     assert 12 * 134_515_008 <= saved < 14.5 * 134_515_008  # the tied head is copied with the embedding
+
+
+def test_a_peak_has_an_interval_of_a_hundredth_of_the_process():
+    held = {"process": 400 * MIB, "pinned": 100 * MIB}
+    assert host_memory.interval_of(held) == (496 * MIB, 504 * MIB)
+    assert host_memory.interval_of({"loading": 7}) == (7, 7)

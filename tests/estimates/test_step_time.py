@@ -1,17 +1,28 @@
 """The time of an Estimate: filled if it is known, null with a sentence if it is not."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 import estimates
 from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.catalog.models import find_model
+from tonnage.estimates import predict
 from tonnage.estimates.estimate import Estimate
-from tonnage.estimates.step_time import add_time
+from tonnage.estimates.step_time import _replay, add_time
 from tonnage.job import Job
 from tonnage.model import ModelRef
+from tonnage.planner import ask
+from tonnage.planner.solve import search
+from tonnage.planner.trial_runner import TrialRunner
 from tonnage.plans import Plan
 from tonnage.report import wording
+from tonnage.shallow.depths import counted_micro_batches
+from tonnage.trace.operations import with_another_micro_batch
+from tonnage.trainers.cases import request
+from tonnage.workers.worker import Worker
 
 EMPTY = {"step_seconds": None, "tokens_per_second_per_gpu": None, "mfu": None, "bound_by": None}
 
@@ -57,3 +68,35 @@ def test_a_factory_has_no_time():
     found = add_time(estimates.fitting(), Case(made, Plan(), parse_cluster("h200")))
     assert found.time == EMPTY
     assert "factory" in found.coverage.modelled[-1]
+
+
+@pytest.mark.parametrize("changed", [{}, {"checkpointing": "full"}, {"optimizer": "sgd"}], ids=str)
+def test_two_counted_micro_batches_price_a_step_of_many(worker: Worker, changed: dict[str, Any]) -> None:
+    cluster = parse_cluster("t4")
+    sizes = {"precision": "fp16-mixed", "seq_len": 64, "micro_batch": 2, **changed}
+    job, plan = request("t5-small", grad_accum=5, **sizes)
+    all_of_them = worker.count_operations(job, plan, cluster)
+    two = worker.count_operations(replace(job, grad_accum=counted_micro_batches(job, plan)), plan, cluster)
+    assert len(two.log) < len(all_of_them.log) / 2
+    known, derived = _replay(all_of_them, cluster, 0), _replay(two, cluster, 3)
+    assert derived.step_seconds == pytest.approx(known.step_seconds, rel=1e-6)
+    assert derived.mfu == pytest.approx(known.mfu, rel=1e-6)
+    assert derived.operations == known.operations
+
+
+def test_one_micro_batch_has_none_to_repeat(worker: Worker) -> None:
+    job, plan = request("t5-small", precision="fp16-mixed", seq_len=64)
+    with pytest.raises(ValueError, match="only one micro-batch"):
+        with_another_micro_batch(worker.count_operations(job, plan, parse_cluster("t4")))
+
+
+def test_a_plan_of_counted_operations_has_the_seconds_of_its_file(worker: Worker) -> None:
+    """Encoder-decoders are priced by counted operations: the plan with many micro-batches as its own estimate."""
+    with TrialRunner(lambda text: None, count=1) as runner:
+        runner.adopt(worker, closing=False)
+        question = ask.ask(
+            "t5-small", parse_cluster("t4"), {"precision": "fp16-mixed", "seq_len": 64, "grad_accum": 60}
+        )
+        (best, *_) = search(question, runner, top=1).plans
+    case = Case(best.candidate.job, best.candidate.plan, question.cluster)
+    assert best.estimate.time == predict.answer(case, worker=worker).estimate.time

@@ -154,7 +154,7 @@ def _disk_message(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
         return "A file that is needed here is larger than the limit for files; raise it with ulimit -f."
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = error.filename or gettempdir()
+        where = error.filename or os.environ.get("TMPDIR") or gettempdir()  # which skips a full one
         return f"No space is left on the device of {where}; free some, or set TMPDIR to a folder on another device."
     return None
 

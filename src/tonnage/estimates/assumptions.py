@@ -33,6 +33,7 @@ def list_assumptions(case: Case) -> tuple[str, ...]:
         describe_copies(plan, case.cluster),
         describe_whole_gradients(job, plan),
         describe_narrow_adapters(job, plan),
+        describe_idle_sync(job, plan),
         describe_compiled_attention(plan),
         describe_long_sequences(job),
         describe_dropout(job),
@@ -49,6 +50,16 @@ def describe_quantized_checkpoint(job: Job) -> tuple[str, ...]:
     return (
         f"the checkpoint's {quantized}: weights are as the precision says; --method qlora quantizes them to 4 bits, "
         "--quant int8 to 8, by bitsandbytes",
+    )
+
+
+def describe_idle_sync(job: Job, plan: Plan) -> tuple[str, ...]:
+    """Return a sentence if accum-sync has no effect; `job` has its accumulation steps decided."""
+    if not plan.accum_sync or job.grad_accum > 1:
+        return ()
+    return (
+        "accum-sync has no effect: a step has one micro-batch (grad-accum 1), and gradients are averaged after it "
+        "anyway",
     )
 
 

@@ -96,6 +96,10 @@ class Host:
     """Most bytes that the rank's process would need on a real machine; None if unknown."""
     pinned_bytes: int
     """Most page-locked bytes of the rank."""
+    low_bytes: int | None = None
+    """Lower end of the interval for peak_bytes, which differs from run to run; None if unknown."""
+    high_bytes: int | None = None
+    """Upper end of the interval for peak_bytes."""
     managed_bytes: int = 0
     """Most bytes of managed memory (paged optimizers), which a GPU pages in as it uses it and pages out when it
     is full; not in any figure of the GPU.

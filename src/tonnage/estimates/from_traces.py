@@ -144,6 +144,8 @@ def _estimate_rank(
         phases=_peaks_by_phase(stretches),
         host=Host(
             peak_bytes=None if held is None else host_memory.peak_of(held),
+            low_bytes=None if held is None else host_memory.interval_of(held)[0],
+            high_bytes=None if held is None else host_memory.interval_of(held)[1],
             pinned_bytes=trace.host.get("pinned_bytes", 0),
             managed_bytes=managed,
         ),

@@ -85,6 +85,20 @@ def peak_of(held: Mapping[str, int]) -> int:
     return max(sum(_at_loading(held).values()), sum(_in_steps(held).values()))
 
 
+_SPREAD: Final = 0.01
+"""Part of a process by which its size differs between runs.
+
+Five runs each of gpt2, t5-small and llama-3.2-1b (`tonnage estimate MODEL --gpu a100-40gb --seq-len 128 --fresh
+--json`, 2026-11-29) differed by at most 0.4 %: by the pages that Python, torch and the C library happen to touch.
+"""
+
+
+def interval_of(held: Mapping[str, int]) -> tuple[int, int]:
+    """Return the ends of the interval for `peak_of`."""
+    spread = round(_SPREAD * held.get("process", 0))
+    return peak_of(held) - spread, peak_of(held) + spread
+
+
 def _at_loading(held: Mapping[str, int]) -> dict[str, int]:
     return {name: held.get(name, 0) for name in _AT_LOADING}
 

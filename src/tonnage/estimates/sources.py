@@ -19,7 +19,7 @@ from tonnage.ghost.environment import any_libraries
 from tonnage.meta import scope
 from tonnage.plans import Allocator
 from tonnage.shallow.continuing import extend, requests_of
-from tonnage.shallow.depths import choose_assembly_depths, layers_of, roomy, with_layers
+from tonnage.shallow.depths import choose_assembly_depths, counted_micro_batches, layers_of, roomy, with_layers
 from tonnage.shallow.requests import Requests
 from tonnage.trace.operations import StepOperations
 from tonnage.trace.trace import Trace
@@ -149,8 +149,9 @@ class Ghost:
         """Return the operations of a step; None if its second one cannot run while they are counted."""
         self.progress("counting the operations of a step, for its seconds")
         worker = self._start_worker(case)
+        job = replace(case.job, grad_accum=counted_micro_batches(case.job, case.plan))
         try:
-            return worker.count_operations(case.job, case.plan, case.cluster, rank=rank)
+            return worker.count_operations(job, case.plan, case.cluster, rank=rank)
         except CannotEstimate:
             if worker.closed:
                 raise

@@ -13,13 +13,14 @@ from tonnage.estimates.from_traces import Run
 from tonnage.job import Job
 from tonnage.mesh import make_mesh
 from tonnage.plans import Plan
+from tonnage.shallow.depths import counted_micro_batches
 from tonnage.timing.blend import average_steps, blend_recomputation, padded_lengths
-from tonnage.timing.replay import replay_step
+from tonnage.timing.replay import ReplayedStep, replay_step
 from tonnage.timing.software import software_of
 from tonnage.timing.stacks import read_stacks
 from tonnage.timing.timing import STACKED, Timing, sum_stacks, time_step
 from tonnage.timing.work import Work
-from tonnage.trace.operations import StepOperations
+from tonnage.trace.operations import StepOperations, with_another_micro_batch
 
 
 def with_time(run: Run, case: Case, seen: Sequence[StepOperations] = ()) -> Run:
@@ -103,7 +104,8 @@ def add_counted_time(
     try:
         if plan is not None:
             _check_independent(plan)
-        timings = (replay_step(operations, cluster, software_of("tonnage")) for operations in seen)
+        further = 0 if job is None or plan is None else job.grad_accum - counted_micro_batches(job, plan)
+        timings = (_replay(operations, cluster, further) for operations in seen)
         slowest = max(timings, key=lambda timing: timing.step_seconds)
     except CannotEstimate as error:
         return saying(estimate, f"time: unknown. {error}")
@@ -121,6 +123,26 @@ def add_counted_time(
         "bound_by": slowest.bound_by,
     }
     return saying(replace(estimate, time=time), f"{sentence}, at the pace of {slowest.rows}", *slowest.assumed)
+
+
+def _replay(counted: StepOperations, cluster: Cluster, further: int) -> ReplayedStep:
+    """Return the replayed step with `further` micro-batches like the last one that was counted."""
+    known = replay_step(counted, cluster, software_of("tonnage"))
+    if not further:
+        return known
+    longer = replay_step(with_another_micro_batch(counted), cluster, software_of("tonnage"))
+    seconds = known.step_seconds + further * (longer.step_seconds - known.step_seconds)
+    ratio = seconds / known.step_seconds
+    flops = known.mfu * known.step_seconds
+    more_flops = longer.mfu * longer.step_seconds - flops
+    return replace(
+        longer,
+        step_seconds=seconds,
+        low_seconds=known.low_seconds * ratio,
+        high_seconds=known.high_seconds * ratio,
+        mfu=(flops + further * more_flops) / seconds,
+        operations=known.operations + further * (longer.operations - known.operations),
+    )
 
 
 def _check_independent(plan: Plan) -> None:

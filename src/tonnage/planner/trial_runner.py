@@ -16,10 +16,12 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self, TypeAlias
 
+from tonnage.case import Case
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, TonnageError, UnreadableModel, UsageError
 from tonnage.estimates.estimate import Estimate
 from tonnage.estimates.from_traces import combine
+from tonnage.estimates.step_time import needs_counting
 from tonnage.ghost.environment import any_libraries
 from tonnage.planner.probe import Need, Probe, extrapolate, need_of
 from tonnage.planner.scheduler import Scheduler, Task
@@ -157,10 +159,13 @@ class TrialRunner:
     def run_shown(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Estimate | None]:
         """Run each candidate as `tonnage estimate` runs it, so that a saved plan gives the same answer.
 
-        None for one that takes too long, of which whole runs leave out micro-batches, or that fails now.
+        None for one that takes too long, of which whole runs leave out micro-batches, or that fails now.  One whose
+        seconds `tonnage estimate` takes from counted operations is always run: the search's seconds differ from them.
         """
         futures = [
-            self._scheduler.submit(ShownRun(candidate, cluster)) if is_quick(candidate, cluster) else None
+            self._scheduler.submit(ShownRun(candidate, cluster))
+            if is_quick(candidate, cluster) or needs_counting(Case(candidate.job, candidate.plan, cluster))
+            else None
             for candidate in candidates
         ]
         answers = [None if future is None else future.result() for future in futures]

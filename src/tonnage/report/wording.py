@@ -424,6 +424,9 @@ def host(estimate: Estimate) -> str:
     """Return the use of host memory by the rank in one line."""
     resident = estimate.host.peak_bytes
     line = f"{format_size(resident)} resident at most" if resident is not None else "resident size unknown"
+    low, high = estimate.host.low_bytes, estimate.host.high_bytes
+    if low is not None and high is not None:
+        line += f" ({format_size(low)} to {format_size(high)})"
     pinned = estimate.host.pinned_bytes
     if pinned >= MIB:  # smaller ones are torch's own scalars
         line += f", {format_size(pinned)} of it pinned"

@@ -232,6 +232,11 @@ def micro_batches_alike(job: Job, plan: Plan) -> bool:
     return not changes and not job.lengths and all(where == "none" for where in hosts)
 
 
+def counted_micro_batches(job: Job, plan: Plan) -> int:
+    """Return of how many micro-batches the operations are counted: two where all others are like the second."""
+    return min(job.grad_accum, 2) if micro_batches_alike(job, plan) else job.grad_accum
+
+
 def is_first_alike(job: Job, plan: Plan) -> bool:
     """Return True if the first micro-batch is like the others, each of which frees what it has added to its
     gradients.

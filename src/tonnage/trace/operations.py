@@ -7,7 +7,8 @@ import json
 import zipfile
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -95,6 +96,30 @@ class StepOperations:
                 self.log
             )
         ]
+
+
+def with_another_micro_batch(worked: StepOperations) -> StepOperations:
+    """Return the step with the last of its micro-batches twice.  Raises ValueError if it has only one."""
+    phases = [worked.phases.get(record.mark, "") for record in worked.records()]
+    passes = [place for place, phase in enumerate(phases) if phase in ("forward", "backward")]
+    ends = [
+        place + 1
+        for place, following in pairwise(passes)
+        if (phases[place], phases[following]) == ("backward", "forward")
+    ]
+    if not ends:
+        raise ValueError("the step has only one micro-batch")
+    begin, end = ends[-1], passes[-1] + 1
+    numbers: array[int] = array("q")
+    for number, first, last in worked.places():
+        if first >= end:
+            break
+        numbers.extend((number, first, last))
+    for number, first, last in worked.places():
+        if last > begin:
+            numbers.extend((number, first + end - begin, last + end - begin))
+    log = worked.log[: end * RECORD.size] + worked.log[begin * RECORD.size :]
+    return replace(worked, numbers=numbers, log=log)
 
 
 def read(archive: zipfile.ZipFile, prefix: str = "") -> StepOperations | None:

@@ -40,7 +40,8 @@ def explain(error: BaseException) -> TonnageError:
         version = transformers.__version__
         return CannotEstimate(f"transformers {version} lacks a class that the step needs ({lacking}); upgrade it.")
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        where = error.filename or os.path.dirname(tempfile.gettempdir())  # which is a folder of tonnage's
+        # TMPDIR is a folder of tonnage's in the user's; tempfile would name another one, as this is full.
+        where = error.filename or os.path.dirname(os.environ.get("TMPDIR") or tempfile.gettempdir())
         return CannotEstimate(
             f"No space is left on the device of {where}; free some, or set TMPDIR to a folder elsewhere."
         )

@@ -20,6 +20,7 @@ from tonnage.step import heads, hub_kernels, modeling_modules
 from tonnage.techniques import select_techniques
 from tonnage.trainers import engine_of
 from tonnage.workers import child, failures, preload
+from tonnage.workers.start import ended_with_asker
 
 
 def serve() -> None:
@@ -42,7 +43,8 @@ def serve() -> None:
 
 def _answer(request: dict[str, Any], policy: values.Policy, answers: TextIO) -> str:
     """Let a child do the job, write its answer unless the job has to be repeated, and return the child's reply."""
-    _import_libraries(request)
+    with ended_with_asker():
+        _import_libraries(request)
     job = child.Child(request, policy)
     reply = job.reply()
     if reply and reply != child.EVERY_MICRO_BATCH:
@@ -74,7 +76,3 @@ def _build_tables() -> None:
     build = getattr(mapping, "get_checkpoint_conversion_mapping", None)
     if build is not None:
         build("")
-
-
-if __name__ == "__main__":
-    serve()

@@ -26,7 +26,7 @@ from tonnage.trace.gc_paused import gc_paused
 from tonnage.trace.operations import StepOperations
 from tonnage.trace.trace import Trace
 
-_PROGRAM: Final = ("-P", "-m", "tonnage.workers.server")
+_PROGRAM: Final = ("-P", "-m", "tonnage.workers.start")
 """Arguments of the ghost's Python; -P keeps files of the current folder from shadowing libraries."""
 
 _PACKAGE: Final = Path(__file__).parents[2]
