@@ -1,82 +1,85 @@
-"""The block simulator beside a slow one that looks at every request in every step."""
+"""The block simulator beside a slow one that looks at every request in every step, and beside vLLM's scheduler."""
 
+import json
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 np = pytest.importorskip("numpy")
 
+from tonnage.catalog.models import find_model  # noqa: E402
 from tonnage.errors import UnreadableFile, UsageError  # noqa: E402
 from tonnage.serving.blocks import PagedEngine, contiguous, simulate  # noqa: E402
 from tonnage.serving.lengths import Lengths, Requests, parse_lengths  # noqa: E402
 
 
 def slowly(requests, engine):
-    """Serve the same requests with a list of blocks held by each, checked in every step."""
+    """Serve the same requests with a list of blocks held by each, all of which are looked at in every step."""
     size, shared = engine.block_tokens, requests.prefix // engine.block_tokens * engine.block_tokens
     free = engine.blocks - shared // size
+    columns = zip(requests.prompts, requests.outputs, requests.arrivals, strict=True)
     waiting = [
-        [int(p) - shared, 0, int(o), int(t / engine.step_seconds)]
-        for p, o, t in zip(requests.prompts, requests.outputs, requests.arrivals, strict=True)
+        {"known": int(p) - shared, "left": int(o), "arrival": int(t / engine.step_seconds)} for p, o, t in columns
     ]
-    running, filling, step = [], None, 0  # entries: tokens held, generated, outputs, blocks, base
+    running, step = [], 0
     result = {"steps": 0, "peak_running": 0, "preemptions": 0, "recomputed_tokens": 0, "used": 0, "waste": 0}
-    while waiting or running or filling:
-        if not running and filling is None and waiting[0][3] > step:
-            step = waiting[0][3]
+
+    def put_back(entry):
+        nonlocal free
+        free += entry["blocks"]
+        result["preemptions"] += 1
+        result["recomputed_tokens"] += entry["computed"]
+        waiting.insert(0, {"known": entry["known"], "left": entry["left"], "arrival": 0})
+
+    def take(entry, tokens):
+        """Give an entry the blocks for so many more tokens; False if there are not enough."""
+        nonlocal free
+        needed = -(-(entry["computed"] + tokens) // size) - entry["blocks"]
+        if needed > free:
+            return False
+        free -= needed
+        entry["blocks"] += needed
+        entry["computed"] += tokens
+        return True
+
+    while waiting or running:
+        if not running and waiting[0]["arrival"] > step:
+            step = waiting[0]["arrival"]
         result["steps"] += 1
-        preempted = False
-        while sum(entry["tokens"] == entry["blocks"] * size for entry in running) > free:
-            entry = running.pop()
-            free += entry["blocks"]
-            entry_base = entry["base"]
-            waiting.insert(0, [entry_base, entry["generated"], entry["outputs"], 0])
-            result["recomputed_tokens"] += entry_base + entry["generated"]
-            result["preemptions"] += 1
-            preempted = True
-        for entry in running:
-            if entry["tokens"] == entry["blocks"] * size:
-                entry["blocks"] += 1
-                free -= 1
-            entry["tokens"] += 1
-            entry["generated"] += 1
-        for entry in [entry for entry in running if entry["generated"] == entry["outputs"]]:
-            running.remove(entry)
-            free += entry["blocks"]
-        budget = engine.batched_tokens - len(running)
-        while budget > 0 and not preempted:
-            if filling is None:
-                if len(running) >= engine.max_seqs or not waiting or waiting[0][3] > step:
+        budget, preempted, position = engine.batched_tokens, False, 0
+        while position < len(running) and budget > 0:
+            entry = running[position]
+            tokens = min(entry["known"] - entry["computed"], budget)
+            while not take(entry, tokens):
+                last = running.pop()
+                put_back(last)
+                preempted = True
+                if last is entry:
                     break
-                base, generated, outputs, _ = waiting[0]
-                blocks = -(-(base + generated) // size)
-                if blocks > free:
-                    break
-                waiting.pop(0)
-                free -= blocks
-                filling = {
-                    "base": base,
-                    "generated": generated,
-                    "outputs": outputs,
-                    "blocks": blocks,
-                    "tokens": base + generated,
-                    "left": base + generated,
-                }
-            taken = min(budget, filling["left"])
-            budget -= taken
-            filling["left"] -= taken
-            if filling["left"]:
-                break
-            entry, filling = filling, None
-            entry["generated"] += 1
-            if entry["generated"] == entry["outputs"]:
-                free += entry["blocks"]
             else:
-                running.append(entry)
+                budget -= tokens
+            position += 1
+        while budget > 0 and not preempted and waiting and waiting[0]["arrival"] <= step:
+            if len(running) >= engine.max_seqs or -(-waiting[0]["known"] // size) > free:
+                break
+            entry = {**waiting.pop(0), "computed": 0, "blocks": 0}
+            tokens = min(entry["known"], budget)
+            assert take(entry, tokens)
+            budget -= tokens
+            running.append(entry)
         result["peak_running"] = max(result["peak_running"], len(running))
-        held = [*running, *([filling] if filling else [])]
-        result["used"] += sum(entry["blocks"] for entry in held)
-        result["waste"] += sum(entry["blocks"] * size - entry["tokens"] for entry in held)
+        result["used"] += sum(entry["blocks"] for entry in running)
+        result["waste"] += sum(entry["blocks"] * size - entry["computed"] for entry in running)
+        for entry in list(running):
+            if entry["computed"] == entry["known"]:
+                entry["known"] += 1
+                entry["left"] -= 1
+                if not entry["left"]:
+                    running.remove(entry)
+                    free += entry["blocks"]
         assert free >= 0
         step += 1
     return result
@@ -107,6 +110,63 @@ def test_it_equals_the_slow_one(seed):
         name: slow[name] for name in ("steps", "peak_running", "preemptions", "recomputed_tokens")
     }
     assert fast.mean_waste == pytest.approx(slow["waste"] / (slow["used"] * engine.block_tokens))
+
+
+CASES = (
+    # prompts (p50, p95), mean answer, blocks, sequences, tokens of a step, mean steps between arrivals
+    (100, 400, 100, 200, 64, 512, 0),
+    (100, 400, 100, 400, 64, 512, 0),
+    (300, 300, 50, 100, 16, 256, 0),
+    (50, 200, 200, 150, 128, 2048, 0),
+    (500, 2000, 100, 600, 32, 1024, 3),
+    (20, 60, 300, 128, 64, 256, 1),
+)
+
+
+def make_case(number):
+    """Return the requests of a case and the engine that serves them."""
+    p50, p95, output, blocks, seqs, batched, gap = CASES[number]
+    requests = Lengths(p50=p50, p95=p95, output=output).draw(150, most=1500, seed=number)
+    gaps = np.random.default_rng(number).integers(0, 2 * gap + 1, 150)
+    arrivals = np.cumsum(gaps).astype(float) if gap else np.zeros(150)
+    engine = PagedEngine(blocks=blocks, block_tokens=16, max_seqs=seqs, batched_tokens=batched, step_seconds=1.0)
+    return Requests(prompts=requests.prompts, outputs=requests.outputs, arrivals=arrivals), engine
+
+
+SCHEDULED = ((2132, 24, 105), (652, 48, 53), (1620, 5, 25), (4970, 24, 260), (1166, 18, 15), (7323, 42, 484))
+"""Steps, most requests together and preemptions of vLLM 0.33.0's scheduler (tests/programs/vllm_scheduler.py)."""
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_it_does_what_vllms_scheduler_did(number):
+    result = simulate(*make_case(number))
+    assert (result.steps, result.peak_running, result.preemptions) == SCHEDULED[number]
+
+
+def test_vllms_scheduler_still_does_so(tmp_path):
+    """Where vLLM is installed, its scheduler runs again."""
+    pytest.importorskip("vllm")
+    (tmp_path / "config.json").write_text(
+        json.dumps({**find_model("smollm2-135m").config(), "torch_dtype": "bfloat16"})
+    )
+    cases = []
+    for number in range(len(CASES)):
+        requests, engine = make_case(number)
+        cases.append(
+            {
+                "prompts": requests.prompts.tolist(),
+                "outputs": requests.outputs.tolist(),
+                "arrivals": [int(seconds) for seconds in requests.arrivals],
+                **{"blocks": engine.blocks + 1, "block_tokens": 16, "max_seqs": engine.max_seqs},
+                **{"batched_tokens": engine.batched_tokens, "max_len": 1600},
+            }
+        )
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    program = Path(__file__).parents[1] / "programs" / "vllm_scheduler.py"
+    words = [sys.executable, str(program), str(tmp_path), str(tmp_path / "cases.json")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert [(item["steps"], item["peak_running"], item["preemptions"]) for item in found] == list(SCHEDULED)
 
 
 def test_some_of_them_were_put_back():

@@ -1,11 +1,14 @@
 """A scheduler with a paged KV cache, step by step, beside contiguous slots: who runs together, who is put back.
 
-    simulate(requests, Engine(blocks=29_750, block_tokens=16, max_seqs=1024, batched_tokens=8192, step_seconds=0.02))
+    engine = PagedEngine(blocks=29_750, block_tokens=16, max_seqs=1024, batched_tokens=8192, step_seconds=0.02)
+    simulate(requests, engine).preemptions
 
-In each step every running request writes one token; one whose last block is full takes another.  If none is free, the
-request that was admitted last gives its blocks back and waits at the front of the queue, to be computed again (vLLM's
-preemption).  Then requests are admitted in their order, as far as blocks, sequences and the tokens of a step allow;
-a prompt longer than what is left of the step goes on in the next one (chunked prefill).
+The rules are those of vLLM's scheduler (0.33, first come first served; a test compares the two).  In each step every
+running request writes one token; one whose last block is full takes another.  If none is free, the request that was
+admitted last gives its blocks back and waits at the front of the queue, to be computed again.  Unless that happened,
+requests are admitted in their order, as far as blocks for all their tokens, sequences and the tokens of a step allow;
+a prompt longer than what is left of the step goes on in the next one (chunked prefill).  Blocks are free again in the
+step after the last token.
 
 A million requests take seconds, because a running request is looked at only when it is admitted, ends or is put back:
 blocks that are taken in between follow from counts of requests by the step, modulo the block, in which they take one.
@@ -78,50 +81,50 @@ def simulate(requests: Requests, engine: PagedEngine) -> Simulation:
     if largest > pool:
         raise UsageError(f"A request takes {largest:,} blocks and the pool has {pool:,}; shorten the requests.")
     free = pool
-    growth = [0] * size  # running requests by the step, modulo the block, in which they take a block
+    growth = [0] * size  # decoding requests by the step, modulo the block, in which they take a block
     started, ends = [0] * count, [0] * count
     done = [0] * count  # tokens of the answer that were generated before the request was put back
     ending: dict[int, list[int]] = {}
-    order: list[int] = []  # running requests as admitted; those that ended are dropped when they are met
+    order: list[int] = []  # decoding requests as admitted; those that ended are dropped when they are met
     put_back: deque[int] = deque()
-    step, following, running, filling, left = 0, 0, 0, -1, 0
+    step, following, decoding = 0, 0, 0
+    filling, filled = -1, 0  # the request whose prompt is partly computed, and how many of its tokens are
     steps = peak_running = preemptions = recomputed = held_tokens = 0
     sum_running = sum_used = sum_wasted = 0
     least_free = free
-    while following < count or put_back or running or filling >= 0:
-        if not running and filling < 0 and not put_back and arrivals[following] > step:
+    while following < count or put_back or decoding or filling >= 0:
+        if not decoding and filling < 0 and not put_back and arrivals[following] > step:
             step = arrivals[following]  # nothing to do until then
         steps += 1
         phase, was_put_back = step % size, False
         while growth[phase] > free:
-            index = order.pop()
-            if ends[index] <= step - 1:
+            was_put_back = True
+            preemptions += 1
+            if filling >= 0:  # it was admitted last
+                free += -(-filled // size)
+                held_tokens -= filled
+                recomputed += filled
+                put_back.appendleft(filling)
+                filling = -1
                 continue
+            index = order.pop()
+            while ends[index] < step:
+                index = order.pop()
             tokens = bases[index] + done[index] + step - 1 - started[index]
             free += -(-tokens // size)
             growth[(started[index] + 1 - bases[index] - done[index]) % size] -= 1
-            running -= 1
+            decoding -= 1
             held_tokens -= tokens
             done[index] += step - started[index]
-            recomputed += bases[index] + done[index]
+            recomputed += tokens
             ends[index] = -1  # its entry in `ending` is out of date
             put_back.appendleft(index)
-            preemptions += 1
-            was_put_back = True
         free -= growth[phase]
-        held_tokens += running
-        for index in ending.pop(step, ()):
-            if ends[index] != step:
-                continue
-            tokens = bases[index] + done[index] + step - started[index]
-            free += -(-tokens // size)
-            growth[(started[index] + 1 - bases[index] - done[index]) % size] -= 1
-            running -= 1
-            held_tokens -= tokens
-        budget = engine.batched_tokens - running
-        while budget > 0 and not was_put_back:
+        held_tokens += decoding
+        budget = engine.batched_tokens - decoding
+        while budget > 0:
             if filling < 0:
-                if running >= engine.max_seqs:
+                if was_put_back or decoding >= engine.max_seqs:
                     break
                 if put_back:
                     index = put_back[0]
@@ -129,35 +132,38 @@ def simulate(requests: Requests, engine: PagedEngine) -> Simulation:
                     index = following
                 else:
                     break
-                tokens = bases[index] + done[index]
-                needed = -(-tokens // size)
-                if needed > free:
+                if -(-(bases[index] + done[index]) // size) > free:
                     break
                 if put_back:
                     put_back.popleft()
                 else:
                     following += 1
-                free -= needed
-                filling, left = index, tokens
-            taken = min(budget, left)
+                filling, filled = index, 0
+            tokens = bases[filling] + done[filling]
+            taken = min(budget, tokens - filled)
+            needed = -(-(filled + taken) // size) - -(-filled // size)
+            if needed > free:  # the blocks that it was admitted for went to others
+                free += -(-filled // size)
+                held_tokens -= filled
+                recomputed += filled
+                preemptions += 1
+                put_back.appendleft(filling)
+                filling, was_put_back = -1, True
+                break
+            free -= needed
             budget -= taken
-            left -= taken
-            if left:
+            filled += taken
+            held_tokens += taken
+            if filled < tokens:
                 break
             index, filling = filling, -1
-            tokens = bases[index] + done[index]
-            held_tokens += tokens
-            remaining = outputs[index] - done[index]
-            if remaining <= 1:  # its only token is that of this step
-                free += -(-tokens // size)
-                held_tokens -= tokens
-                continue
             started[index] = step
-            ends[index] = step + remaining - 1
+            ends[index] = step + outputs[index] - done[index] - 1
             ending.setdefault(ends[index], []).append(index)
             growth[(step + 1 - tokens) % size] += 1
-            running += 1
+            decoding += 1
             order.append(index)
+        running = decoding + (filling >= 0)
         if running > peak_running:
             peak_running = running
         if free < least_free:
@@ -165,7 +171,15 @@ def simulate(requests: Requests, engine: PagedEngine) -> Simulation:
         used = pool - free
         sum_running += running
         sum_used += used
-        sum_wasted += used * size - held_tokens - (bases[filling] + done[filling] if filling >= 0 else 0)
+        sum_wasted += used * size - held_tokens
+        for index in ending.pop(step, ()):
+            if ends[index] != step:
+                continue
+            tokens = bases[index] + done[index] + step - started[index]
+            free += -(-tokens // size)
+            growth[(started[index] + 1 - bases[index] - done[index]) % size] -= 1
+            decoding -= 1
+            held_tokens -= tokens
         step += 1
     return Simulation(
         requests=count,
