@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 from lines import is_one_line
@@ -179,3 +180,10 @@ def test_bad_input_of_plans_is_one_line(tonnage, words, message):
     assert result.code == 2
     assert message in result.err
     assert is_one_line(result.err)
+
+
+def test_the_how_to_shows_what_is_printed(tonnage):
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "serve-a-model.md").read_text(encoding="utf-8")
+    shown = page.split("$ tonnage ")[1].split("```")[0].splitlines()
+    printed = tonnage(*shown[0].split()).out.splitlines()
+    assert [line for line in shown[1:] if line != "..." and line not in printed] == []

@@ -4,14 +4,14 @@ answer = estimate_serving(read_network("llama-3.1-8b"), ServeSettings(max_len=81
 answer.serving.kv_cache_tokens, answer.serving.starts
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.serving.answer import Serving
 from tonnage.serving.cache_layers import read_layers
-from tonnage.serving.facts import Interval, graphs, outside_torch, sglang_facts, vllm_facts
+from tonnage.serving.facts import Interval, estimated_graphs, graphs, outside_torch, sglang_facts, vllm_facts
 from tonnage.serving.kv_cache import LayerCache, Layout, Pool, Request, lay_out, split_stages
 from tonnage.serving.network import ServedNetwork
 from tonnage.serving.profile import ProfilePeak, cublas_workspace_bytes, profile_peak
@@ -238,11 +238,8 @@ def _pool_bytes(
     least, most = _TOWER_INTERVAL if network.has_towers else _PROFILE_INTERVAL
     if full.engine.name == "vllm":
         budget = int(device.capacity_bytes * full.utilization)
-        applied = (
-            captured
-            if vllm_facts(full.engine.version).graphs_in_budget
-            else replace(captured, low_bytes=0, bytes=0, high_bytes=0)
-        )
+        in_budget = vllm_facts(full.engine.version).graphs_in_budget
+        applied = estimated_graphs(captured) if in_budget else Interval(low_bytes=0, bytes=0, high_bytes=0)
         typical = budget - weights - profile.bytes - outside.bytes - applied.bytes
         low = budget - weights - int(profile.bytes * most) - outside.high_bytes - applied.high_bytes
         high = budget - weights - int(profile.bytes * least) - outside.low_bytes - applied.low_bytes

@@ -137,6 +137,16 @@ def graphs(layers: int, *, has_experts: bool, sizes: float = 1.0) -> Interval:
     )
 
 
+def estimated_graphs(captured: Interval) -> Interval:
+    """Return what vLLM takes from its budget for graphs, which it estimates before it captures them."""
+    facts = _tables()["graphs"]
+    return Interval(
+        low_bytes=int(captured.bytes * facts["estimated_low"]),
+        bytes=int(captured.bytes * facts["estimated"]),
+        high_bytes=int(captured.high_bytes * facts["estimated_high"]),
+    )
+
+
 def sglang_facts() -> Mapping[str, Any]:
     """Return the numbers by which SGLang reserves memory."""
     facts: Mapping[str, Any] = _tables()["sglang"]
