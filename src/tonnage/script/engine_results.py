@@ -93,11 +93,13 @@ def with_serving(estimate: Estimate, results: ProcessResults) -> Estimate:
     growth = next((facts["growth"] for facts in results.engines if "growth" in facts), None)
     peak = estimate.peak if growth is None else _grown(estimate.peak, growth)
     modelled = [] if growth is None else [_describe_growth(growth)]
+    low_tokens, high_tokens = _token_interval(serving, growth)
     measured = replace(
         serving,
         weights_bytes=serving.weights_bytes or peak.by_category.get("parameter") or None,
         outside_torch_bytes=peak.by_category.get("runtime"),
-        **_token_interval(serving, growth),
+        low_tokens=low_tokens,
+        high_tokens=high_tokens,
     )
     arguments = next((facts["arguments"] for facts in results.engines if "arguments" in facts), None)
     return replace(
@@ -133,13 +135,13 @@ def _describe_growth(growth: Mapping[str, Any]) -> str:
     )
 
 
-def _token_interval(serving: Serving, growth: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the interval of the KV cache's tokens that the growth outside torch leaves; empty if it is unknown."""
+def _token_interval(serving: Serving, growth: Mapping[str, Any] | None) -> tuple[int | None, int | None]:
+    """Return the interval of the KV cache's tokens that the growth outside torch leaves; Nones if it is unknown."""
     held, tokens = serving.kv_cache_bytes, serving.kv_cache_tokens
     if growth is None or not held or not tokens:
-        return {}
-    low, high = (growth[name] - growth["bytes"] for name in ("low_bytes", "high_bytes"))
-    return {"low_tokens": tokens - tokens * high // held, "high_tokens": tokens - tokens * low // held}
+        return None, None
+    low, high = (int(growth[name] - growth["bytes"]) for name in ("low_bytes", "high_bytes"))
+    return tokens - tokens * high // held, tokens - tokens * low // held
 
 
 def assumptions(results: ProcessResults) -> list[str]:

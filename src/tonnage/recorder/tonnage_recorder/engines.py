@@ -22,7 +22,9 @@ from typing import Any
 
 from . import outcome
 from .imports import after_import
+from .native import Native
 from .tensors import tensors_in
+from .written import CONTEXT_BYTES
 
 FACTS = ".serving"
 """Ending of the file with the facts of a process."""
@@ -206,7 +208,7 @@ class Engines:
         def profile(*args: Any, **kwargs: Any) -> Iterator[Any]:
             with profiling(*args, **kwargs) as result:
                 yield result
-                self._grow(result.before_create)
+                self._grow()
             self.note(activation_bytes=int(result.torch_peak_increase))
 
         @functools.wraps(load)
@@ -234,8 +236,8 @@ class Engines:
         kind.determine_available_memory = determine_available_memory
         kind.load_model, kind.initialize_from_config = load_model, initialize_from_config
 
-    def _grow(self, before: Any) -> None:
-        """Let memory outside torch's allocator have grown, since vLLM's first look, as on a real card.
+    def _grow(self) -> None:
+        """Let memory outside torch's allocator have grown until the engine knows its needs, as on a real card.
 
         A card loads kernels when they are first launched; the ghost's have no size.  NCCL's buffers are there.
         TONNAGE_GROWTH, a JSON object, has the bytes of one GPU, of tensor-parallel ranks and of stages, by version.
@@ -243,14 +245,23 @@ class Engines:
         table = json.loads(os.environ.get("TONNAGE_GROWTH", "{}")).get(self._kind, ())
         version = _numbers(getattr(sys.modules["vllm"], "__version__", "0"))
         known = [entry for entry in table if tuple(entry["since"]) <= version] or table[:1]
-        cuda, native = self._watch.torch.cuda, self._watch.native
+        native = self._watch.native
         if known and native is not None:
-            own_bytes = cuda.memory_reserved() - before.torch_memory
-            grown_bytes = before.free_memory - cuda.mem_get_info()[0] - own_bytes
-            added_bytes = known[-1]["bytes"] - grown_bytes
+            added_bytes = known[-1]["bytes"] - self._outside_bytes(native)
             if native.take_outside(added_bytes):
-                bounds = {name: known[-1][name] for name in ("low_bytes", "bytes", "high_bytes")}
-                self.note(growth={**bounds, "added_bytes": added_bytes, "source": known[-1]["source"]})
+                bounds = {name: known[-1][name] for name in ("low_bytes", "bytes", "high_bytes", "source")}
+                self.note(growth={**bounds, "added_bytes": added_bytes})
+
+    def _outside_bytes(self, native: Native) -> int:
+        """Return the memory of this process outside torch's allocator, beside its context.
+
+        It is 0 where weights lie in memory that torch's allocator does not know (vLLM's sleep mode).
+        """
+        cuda = self._watch.torch.cuda
+        reserved_bytes = cuda.memory_reserved()
+        if reserved_bytes < self.facts.get("weights_bytes", 0):
+            return 0
+        return native.device_used(cuda.current_device()) - reserved_bytes - CONTEXT_BYTES
 
     # ---- transformers ------------------------------------------------------------------------------------------
 

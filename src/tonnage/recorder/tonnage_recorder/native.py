@@ -44,6 +44,7 @@ class Native:
         library.ghost_log_cut.argtypes = [ctypes.c_size_t]
         library.ghost_log_cut.restype = None
         library.ghost_make_requests.restype = None
+        library.ghost_device_used.restype = ctypes.c_uint64
         library.ghost_take_outside.argtypes = [ctypes.c_int64]
         self._mark = ctypes.c_uint32.in_dll(library, "ghost_current_mark")
         self.forget: Callable[[int], None] = library.ghost_forget
@@ -166,6 +167,10 @@ class Native:
         """
         if self._library.ghost_nccl_take(ranks, peers) != 0:
             raise RuntimeError("NCCL error: unhandled cuda error; Cuda failure 2 'out of memory'")
+
+    def device_used(self, device: int) -> int:
+        """Return the memory of a card that this process holds, with its context."""
+        return int(self._library.ghost_device_used(device))
 
     def take_outside(self, count_bytes: int) -> bool:
         """Take memory of the card that no allocator asks for, or give some back; return False if it does not fit."""

@@ -22,7 +22,8 @@ CODES = {name: code for code, name in enumerate(ACTIONS)}
 
 _FREE_COMPLETED, _OOM = CODES["free_completed"], CODES["oom"]
 
-_CONTEXT_BYTES = int(os.environ.get("GHOST_CONTEXT_BYTES", "0"))  # before the program changes its environment
+CONTEXT_BYTES = int(os.environ.get("GHOST_CONTEXT_BYTES", "0"))
+"""Memory of the CUDA context, read before the program changes its environment."""
 
 
 def write(
@@ -262,7 +263,7 @@ def device_facts(torch: Any, device: int, native: Any) -> dict[str, Any]:
         "name": properties.name,
         "total_bytes": properties.total_memory,
         "capability": f"{properties.major}.{properties.minor}",
-        "context_bytes": _CONTEXT_BYTES,
+        "context_bytes": CONTEXT_BYTES,
         "devices": torch.cuda.device_count(),
     }
 
