@@ -83,11 +83,9 @@ def kill_often(folder: Path, steps: int, kills: int, draw: random.Random, second
             _wait_until(child, lambda: _is_saving(run))
             time.sleep(draw.random() * 0.05)
         else:
-            time.sleep(draw.random() * 2 * seconds / kills)
+            time.sleep(draw.random() * seconds / kills)
         moment = _describe(run)
-        if not _kill(child):
-            raise RuntimeError(f"the run ended before kill {number + 1}; give more --steps")
-        moments[moment] += 1
+        moments[moment if _kill(child) else "after the end"] += 1
     _wait(_start(folder, "killed", steps))
     return moments
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.train_agrees [NAME ...]
 
-A Llama of four layers trains on text of its own making under each plan.  Printed are the fields that
-differ and the seconds of both; the command exits with 1 if any byte differs.
+A Llama of four layers trains on text of its own making under each plan.  Printed are the fields that differ, those of
+time included, and the seconds of both; the command exits with 1 if any differs.
 """
 
 from __future__ import annotations
@@ -49,10 +49,13 @@ PLANS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
 FIELDS: Final = ("allocated_bytes", "reserved_bytes", "process_bytes", "by_category", "phases")
 
 
+TIMES: Final = ("step_seconds", "low_seconds", "high_seconds", "mfu", "bound_by")
+
+
 def main() -> int:
-    """Print a line a plan; return 1 if any byte differs."""
+    """Print a line a plan; return 1 if anything differs."""
     names = sys.argv[1:] or list(PLANS)
-    print("| plan | bytes that differ | estimate s | train s |\n|---|---|---:|---:|")
+    print("| plan | what differs | estimate s | train s |\n|---|---|---:|---:|")
     differs = False
     for name in names:
         estimated, trained = answers(*PLANS[name])
@@ -96,7 +99,7 @@ def answers(gpu: str, plan: dict[str, Any], job: dict[str, Any]) -> tuple[dict[s
 
 
 def differences(estimated: dict[str, Any], trained: dict[str, Any]) -> list[str]:
-    """Return the fields of the peak, its categories and the phases that are not equal."""
+    """Return the fields of the peak, its categories, the phases and the time that are not equal."""
     flat = [_flatten(document) for document in (estimated, trained)]
     return [
         f"{key} {flat[0].get(key)} / {flat[1].get(key)}"
@@ -105,13 +108,13 @@ def differences(estimated: dict[str, Any], trained: dict[str, Any]) -> list[str]
     ]
 
 
-def _flatten(document: dict[str, Any]) -> dict[str, int]:
+def _flatten(document: dict[str, Any]) -> dict[str, Any]:
     peak = document["peak"]
-    flat: dict[str, int] = {name: peak[name] for name in FIELDS[:3]}
+    flat: dict[str, Any] = {name: peak[name] for name in FIELDS[:3]}
     flat |= peak["by_category"]
     for phase in document["phases"]:
         flat |= {f"{phase['name']} {name}": phase[name] for name in FIELDS[:2]}
-    return flat
+    return flat | {name: document["time"][name] for name in TIMES}
 
 
 def _plan(gpu: str, plan: dict[str, Any], job: dict[str, Any]) -> str:

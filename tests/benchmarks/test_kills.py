@@ -12,4 +12,4 @@ def test_a_run_that_is_killed_loses_nothing() -> None:
     done = subprocess.run(words, cwd=root, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 kills: " in done.stdout
-    assert "1 while the trained network was written" in done.stdout
+    assert "while the trained network was written" in done.stdout

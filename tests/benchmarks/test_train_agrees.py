@@ -16,4 +16,3 @@ def test_the_command_needs_what_was_estimated(name: str, torch_build: object) ->
     assert differing == []
     held = [sum(document["peak"]["by_category"].values()) for document in (estimated, trained)]
     assert held[0] == held[1]
-    assert trained["time"]["step_seconds"] == pytest.approx(estimated["time"]["step_seconds"], rel=0.4)

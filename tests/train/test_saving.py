@@ -323,6 +323,26 @@ def test_states_of_bitsandbytes_are_resumed(name: str, tmp_path: Path) -> None:
     assert losses(resumed, range(BEFORE, STEPS)) == expected
 
 
+@pytest.mark.parametrize("name", ["adamw-8bit-ao", "adamw-4bit"])
+@torch.compiler.set_stance("force_eager")  # else its update is compiled, for a minute
+def test_states_of_torchao_are_resumed(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+
+    def new() -> Trainable:
+        model = network(hidden_size=128)  # large enough for states of 8 bits
+        return tonnage.apply(Plan(precision="fp32", optimizer=name), model, {"lr": 0.01})
+
+    whole = new()
+    losses(whole, range(BEFORE))
+    kinds = {type(state["exp_avg"]).__name__ for state in whole.optimizers[0].state.values()}
+    assert len(kinds) == 2, kinds  # small parameters have plain ones
+    whole.save(tmp_path / "saved")
+    expected = losses(whole, range(BEFORE, STEPS))
+    resumed = new()
+    resumed.resume(tmp_path / "saved")
+    assert losses(resumed, range(BEFORE, STEPS)) == expected
+
+
 def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainable = started({})
     losses(trainable, range(BEFORE))

@@ -12,22 +12,27 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from tonnage.case import Case
 from tonnage.catalog.models import hub_repositories
 from tonnage.catalog.overheads import ghost_settings
 from tonnage.cluster import CPU, Cluster
 from tonnage.errors import TrialFailed, UsageError
+from tonnage.estimates import history
 from tonnage.estimates.ddp_buckets import with_buckets_of_script
 from tonnage.estimates.estimate import Estimate
 from tonnage.estimates.from_traces import Run, estimate_from_traces
-from tonnage.estimates.step_time import add_counted_time, saying
+from tonnage.estimates.step_time import add_counted_time, add_time, needs_counting, saying
 from tonnage.ghost import cards, termination
 from tonnage.ghost.environment import NO_CACHING, any_libraries, environment, interpreter, programs
 from tonnage.ghost.scratch import scratch
 from tonnage.ghost.wheel import Torch, find
+from tonnage.job import read_job
+from tonnage.model import ModelRef
+from tonnage.plans import Plan
 from tonnage.recorder.tonnage_recorder.engines import SERVED
 from tonnage.script import ending, engine_results, launchers, trackers
 from tonnage.script.process_results import ProcessResults, collect_results
@@ -153,14 +158,30 @@ def run(
 
 
 def _with_time(estimate: Estimate, ranks: Sequence[Trace], cluster: Cluster) -> Estimate:
-    """Return the estimate with the seconds of a step, or with the reason why they are not known."""
+    """Return the estimate with the seconds of a step, or with the reason why they are not known.
+
+    A run of `tonnage train` is priced as the estimate of its plan is.
+    """
     counted_steps = [trace.worked for trace in ranks if trace.worked is not None]
+    case = _planned_case(ranks[0], cluster) if ranks else None
+    if case is not None and not needs_counting(case):
+        return history.correct(add_time(estimate, case), case)
     if counted_steps:
         return add_counted_time(estimate, counted_steps, cluster)
     why = "the command ended before it, or it could not be counted to its end"
     if any(trace.script.get("compiled") for trace in ranks):
         why = "code that torch.compile made cannot be counted"
     return saying(estimate, f"time: unknown. The operations of a step are counted in one more step; {why}.")
+
+
+def _planned_case(trace: Trace, cluster: Cluster) -> Case | None:
+    """Return the case of a run of `tonnage train`; None for any other program."""
+    noted = trace.script.get("planned")
+    if noted is None:
+        return None
+    model = ModelRef(name=str(noted["config"].get("model_type", "")), kind="config", config=noted["config"])
+    job = read_job({**noted["job"], "model": asdict(model)})
+    return Case(job, Plan(**noted["plan"]), cluster)
 
 
 def _prepare_environment(

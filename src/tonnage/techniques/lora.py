@@ -72,6 +72,8 @@ def with_adapters(module: nn.Module, step: Step, kept: str) -> nn.Module:
 
 def _inject_adapters(network: nn.Module, step: Step, kept: str) -> nn.Module:
     """Return the network itself, its linear layers replaced by PEFT's, otherwise like `with_adapters`."""
+    if hasattr(network, "peft_config"):
+        return network
     from peft import inject_adapter_in_model
 
     with _report_errors_of_peft(step):

@@ -59,6 +59,7 @@ def apply(
         job = job.with_method("lora")
     checks.check_quantized(job, plan, network)
     checks.check_supported(job, plan)
+    checks.check_adapters(job, plan, network)
     ranks = checks.count_ranks(plan, None if cluster is None else cluster.gpus)
     device = _choose_device(network, cluster, ranks)
     cluster = cluster or this_cluster(device, ranks)

@@ -280,14 +280,12 @@ def _stored_sizes(reader: _Reader) -> dict[str, tuple[torch.Size, torch.dtype]]:
 
 def _check_plain(content: Mapping[str, torch.Tensor]) -> None:
     """Raise UsageError for tensors that only their own library can read back."""
-    from torch.distributed.tensor import DTensor
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
     for key, tensor in content.items():
-        if is_traceable_wrapper_subclass(tensor) and not isinstance(tensor, DTensor):
+        inner = getattr(tensor, "_local_tensor", tensor)
+        if states.is_quantized(inner):
             raise UsageError(
-                f"{key} is a {type(tensor).__name__}, which a checkpoint cannot hold; choose an optimizer of torch "
-                "or bitsandbytes."
+                f"{key} is a {type(inner).__name__} on each rank, which a checkpoint cannot hold; choose shard ddp, "
+                "or an optimizer of torch."
             )
 
 

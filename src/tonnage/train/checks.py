@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -16,22 +17,20 @@ from tonnage.catalog.optimizers import find_optimizer
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.mesh import SHARDING
 from tonnage.options import is_number
+from tonnage.plans import Plan
 from tonnage.techniques import qlora, refusals
 from tonnage.techniques.optimizers import accepted_names
 from tonnage.techniques.technique import first_of
+from tonnage.trainers import engines_with_setting
 from tonnage.units import pluralise
 
 if TYPE_CHECKING:
     from tonnage.cluster import Cluster
     from tonnage.job import Job
-    from tonnage.plans import Plan
     from tonnage.step.step import Step
 
-_NOT_YET: Final[Mapping[str, tuple[str, ...]]] = {
-    "precision": ("fp8",),
-    "param_offload": ("nvme",),
-}
-"""Values of options that an estimate takes and `apply` does not yet."""
+UNDER_A_PLAN: Final[WeakSet[nn.Module]] = WeakSet()
+"""Networks to which a plan is applied."""
 
 _PAIRS: Final = ("betas",)
 """Hyperparameters that are two numbers."""
@@ -39,13 +38,18 @@ _PAIRS: Final = ("betas",)
 
 def check_supported(job: Job, plan: Plan) -> None:
     """Raise UsageError for a plan that an estimate knows and `apply` does not carry out."""
-    degrees = [f"{name} {getattr(plan, name)}" for name in ("pp", "ep") if getattr(plan, name) > 1]
-    values = [f"{name} {getattr(plan, name)}" for name, known in _NOT_YET.items() if getattr(plan, name) in known]
-    methods = [f"qlora under shard {plan.shard}"] if job.method == "qlora" and plan.shard in SHARDING else []
-    methods += [f"method {job.method} under tp {plan.tp}"] if job.method == "lora" and plan.tp > 1 else []
-    if unsupported := [*degrees, *values, *methods]:
+    refused = (
+        ("pp", plan.pp > 1, "tp, or shard zero3"),
+        ("ep", plan.ep > 1, "ep 1"),
+        ("precision", plan.precision == "fp8", "precision bf16-mixed"),
+        ("param_offload", plan.param_offload == "nvme", "param-offload cpu"),
+    )
+    for option, is_refused, instead in refused:
+        if is_refused:
+            raise UsageError(_describe_unbuilt(plan, option, instead))
+    if job.method == "qlora" and plan.shard in SHARDING:
         raise UsageError(
-            f"tonnage.apply does not support {unsupported[0].replace('_', '-')} yet; estimate and export do."
+            f"tonnage.apply does not carry out qlora under shard {plan.shard} yet; choose shard ddp, or method lora."
         )
     if plan.engine != "tonnage":
         raise UsageError(
@@ -57,6 +61,15 @@ def check_supported(job: Job, plan: Plan) -> None:
             "precision fp16-true cannot train all weights: small updates vanish and large gradients overflow; choose "
             "fp16-mixed or bf16-true."
         )
+
+
+def _describe_unbuilt(plan: Plan, option: str, instead: str) -> str:
+    """Return what to do about an option that is estimated and not carried out here."""
+    value = getattr(plan, option)
+    engines = engines_with_setting(option, value, getattr(Plan(), option))
+    others = " or ".join(name for name in engines if name != "tonnage")
+    elsewhere = f", or plan for an engine that does (--engine {others}) and export it" if others else ""
+    return f"tonnage.apply does not carry out {option.replace('_', '-')} {value} yet; choose {instead}{elsewhere}."
 
 
 def check_techniques(job: Job, plan: Plan, cluster: Cluster) -> None:
@@ -150,6 +163,8 @@ def check_network(network: object) -> None:
         )
     if not any(parameter.is_floating_point() for parameter in network.parameters()):
         raise UsageError(f"{type(network).__name__} has no weights to train.")
+    if network in UNDER_A_PLAN:
+        raise UsageError("The network is under a plan already; call unapply() of its Trainable first.")
     if any(parameter.is_meta for parameter in network.parameters()):
         raise UsageError(
             "The network is on the meta device and has no weights; load them, or initialise it, before apply."
@@ -158,6 +173,15 @@ def check_network(network: object) -> None:
         network, "_get_fsdp_state"
     ):
         raise UsageError(f"The network is wrapped already ({type(network).__name__}); give the one without wrapper.")
+
+
+def check_adapters(job: Job, plan: Plan, network: nn.Module) -> None:
+    """Raise UsageError for adapters that each rank would make with values of its own."""
+    if job.method == "lora" and plan.tp > 1 and adapted(network) is None:
+        raise UsageError(
+            f"Under tp {plan.tp} adapters are divided, and the network has none yet; give what peft.get_peft_model "
+            "returns, made with the same seed on all ranks."
+        )
 
 
 def check_trained(network: nn.Module) -> None:

@@ -77,7 +77,7 @@ def read(path: Path, tokenizer: Tokenizer, seq_len: int) -> Corpus:
             except _UnusableSample as reason:
                 corpus.unusable.append(f"{place} ({reason})")
     if not corpus.documents:
-        raise UnreadableFile(f"{path} has nothing to train on: {_name_some(corpus.unusable)}.")
+        raise UnreadableFile(f"{path} has nothing to train on: {_name_some(corpus.unusable) or 'it has no line'}.")
     return corpus
 
 

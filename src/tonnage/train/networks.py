@@ -16,7 +16,7 @@ from tonnage.errors import TonnageError, UnreadableModel, UsageError
 from tonnage.model import text_part
 from tonnage.step.step import Step
 from tonnage.step.world import World
-from tonnage.techniques import qlora, select_techniques
+from tonnage.techniques import lora, qlora, select_techniques
 
 if TYPE_CHECKING:
     from tonnage.job import Job
@@ -115,13 +115,21 @@ def build(source: Source, job: Job, plan: Plan, seed: int) -> Any:
             if (stored := read_config(source.folder / "config.json").get("quantization_config")) is not None:
                 config.quantization_config = stored
             quantized = _quantized(plan, weights_dtype) if job.method == "qlora" else {}
-            return AutoModelForCausalLM.from_pretrained(
+            network = AutoModelForCausalLM.from_pretrained(
                 source.folder, config=config, dtype=weights_dtype, local_files_only=True, **quantized
             )
+            return _adapt(network, job) if job.method == "lora" and plan.tp > 1 else network
         return AutoModelForCausalLM.from_config(config, dtype=weights_dtype)
     except (ValueError, OSError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UnreadableModel(f"transformers cannot make a causal language model of it: {reason}") from error
+
+
+def _adapt(network: Any, job: Job) -> Any:
+    """Return the network with the job's adapters, whose values are those of the seed on all ranks."""
+    from peft import get_peft_model
+
+    return get_peft_model(network, lora.configuration(job))
 
 
 def _quantized(plan: Plan, compute: torch.dtype) -> dict[str, Any]:

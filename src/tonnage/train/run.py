@@ -131,9 +131,11 @@ def _check_out(settings: Settings) -> None:
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file; name a folder.")
     is_used = out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir())  # drafts of a killed run
+    has_run = (out / run_file.FILE).is_file()
     if is_used and not settings.resume:
-        raise UsageError(f"--out {out} is in use; name another folder, or continue its run with --resume.")
-    if settings.resume and not (out / run_file.FILE).is_file():
+        way_out = ", or continue its run with --resume" if has_run else "; no run of tonnage train is in it"
+        raise UsageError(f"--out {out} is in use; name another folder{way_out}.")
+    if settings.resume and not has_run:
         raise UsageError(f"--out {out} has no run to resume; leave --resume out.")
 
 
@@ -172,7 +174,8 @@ class _Run:
         estimation = Estimation(self._settings.plan, self._settings.model) if predicts else None
         try:
             network = networks.build(self._setup.source, self._setup.job, self._setup.plan, self._settings.seed)
-            self._trainable = self._apply(network)
+            with self._names_shortage("before the first step"):
+                self._trainable = self._apply(network)
             self._predicted = self._wait_for(estimation)
         except BaseException:
             if estimation is not None:
@@ -278,7 +281,8 @@ class _Run:
             state.best_loss, state.best = self._evaluated, path.name
         if self._rank == 0 and path.exists():  # it is damaged, else the run had continued from it
             shutil.rmtree(path)
-        self._trainable.save(path, {"state": asdict(state), "guard": self._guard.state()})
+        with self._names_shortage(f"at the save after step {state.step}"):
+            self._trainable.save(path, {"state": asdict(state), "guard": self._guard.state()})
         if self._rank == 0:
             best = None if state.best is None else self._checkpoints / state.best
             checkpoints.keep(self._checkpoints, last=self._settings.keep, best=best)
@@ -311,10 +315,8 @@ class _Run:
         end = state.rows + setup.rows_a_step
         rows = self._rows(state.rows, end if setup.last_row is None else min(end, setup.last_row))
         batches = self._batches(setup.training, rows, setup.job.grad_accum)
-        try:
+        with self._names_shortage(f"in step {state.step + 1}"):
             result = self._trainable.step(batches, None if _GHOST in os.environ else self._accepts)
-        except torch.OutOfMemoryError as error:
-            raise self._out_of_memory(error) from error
         seconds = time.perf_counter() - start
         state.step, state.rows = state.step + 1, end
         state.skipped += result.skipped
@@ -324,12 +326,17 @@ class _Run:
         if self._guard.must_go_back or (self._guard.bad_in_a_row and setup.plan.optimizer_in_backward):
             self._go_back()
 
-    def _out_of_memory(self, error: torch.OutOfMemoryError) -> OutOfDeviceMemory:
-        first_line = str(error).partition("\n")[0].partition(" GPU ")[0].rstrip(". ")
-        return OutOfDeviceMemory(
-            f"Out of memory in step {self._state.step + 1} on rank {self._rank}: {first_line}; plan with a larger "
-            "--headroom or a smaller --micro-batch, and train into a new folder."
-        )
+    @contextmanager
+    def _names_shortage(self, moment: str) -> Iterator[None]:
+        """Raise OutOfDeviceMemory with the moment if memory runs out."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            first_line = str(error).partition("\n")[0].partition(" GPU ")[0].rstrip(". ")
+            raise OutOfDeviceMemory(
+                f"Out of memory {moment} on rank {self._rank}: {first_line}; plan with a larger --headroom or a "
+                "smaller --micro-batch, and train into a new folder."
+            ) from error
 
     def _accepts(self, loss: float, gradient_norm: float | None) -> bool:
         """Ask the guard; under a loss scaler gradients may overflow, and it leaves such steps out itself."""
@@ -362,7 +369,8 @@ class _Run:
             return None
         rows = list(range(len(setup.evaluation)))
         micro_batches = math.ceil(len(rows) / (setup.job.micro_batch * setup.replicas))
-        evaluation = self._trainable.evaluate(self._batches(setup.evaluation, rows, micro_batches))
+        with self._names_shortage(f"in the evaluation after step {state.step}"):
+            evaluation = self._trainable.evaluate(self._batches(setup.evaluation, rows, micro_batches))
         state.evaluation_loss = evaluation.loss if math.isfinite(evaluation.loss) else None
         return state.evaluation_loss
 
@@ -420,7 +428,8 @@ class _Run:
         draft = final.with_name(f".{FINAL}.part")
         if self._rank == 0:
             shutil.rmtree(draft, ignore_errors=True)
-        self._trainable.save_pretrained(draft)
+        with self._names_shortage("at the save of the trained network"):
+            self._trainable.save_pretrained(draft)
         if self._rank == 0:
             try:
                 self._setup.tokenizer.save(draft)

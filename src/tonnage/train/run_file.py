@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 FILE: Final = "run.json"
 _MOST_BYTES: Final = 2**20
 _STEPS: Final = "steps"
+_DIGESTS: Final = ("model", "data", "eval_data")
 
 
 def describe(setup: Setup) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def check(setup: Setup, folder: Path) -> str | None:
         raise UnreadableFile(f"{folder / FILE} cannot be read ({error}); train into a new folder.") from error
     now = describe(setup)
     others = [
-        f"{name.replace('_', '-')} was {_spell(before.get(name))} and is {_spell(now.get(name))}"
+        f"{name.replace('_', '-')} {_spell_change(name, before.get(name), now.get(name))}"
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name) and name != _STEPS
     ]
@@ -63,6 +64,11 @@ def check(setup: Setup, folder: Path) -> str | None:
         return None
     write(setup, folder)
     return f"the run has {now[_STEPS]} steps instead of {before[_STEPS]}, and its schedule is that of the new number"
+
+
+def _spell_change(name: str, before: Any, now: Any) -> str:
+    """Return what became of a value; of a digest nothing can be read."""
+    return "is another" if name in _DIGESTS else f"was {_spell(before)} and is {_spell(now)}"
 
 
 def _spell(value: Any) -> str:

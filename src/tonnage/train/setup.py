@@ -103,7 +103,7 @@ def prepare(settings: Settings, ranks: int) -> Setup:
         )
     if job.method == "full" and plan.optimizer_in_backward and job.grad_accum > 1:
         raise UsageError("optimizer-in-backward updates the weights in each micro-batch; plan with grad-accum 1.")
-    tokenizer = tokens.load(settings.tokenizer or source.home, source.vocabulary)
+    tokenizer = tokens.load(settings.tokenizer, source.home, source.vocabulary)
     training, remarks = _read(settings.data, tokenizer, job)
     evaluation = None
     if settings.eval_data is not None:

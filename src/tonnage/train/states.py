@@ -17,6 +17,7 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tonnage.errors import UsageError
 from tonnage.step.given import as_part_of
@@ -31,6 +32,13 @@ Leaf = tuple[str, torch.optim.Optimizer, dict[int, str]]
 
 _NUMBERS: Final = {"int": int, "float": float, "bool": bool}
 """Kinds of plain numbers among states, which are saved as tensors."""
+
+
+_INSIDE: Final = "~"
+"""Mark between a quantized state and one of the tensors that it is made of."""
+
+_UNSIGNED: Final = ("exp_avg_sq", "max_exp_avg_sq")
+"""States of torchao's optimizers that are never negative."""
 
 
 class Range(torch.Tensor):  # type: ignore[misc]
@@ -96,7 +104,10 @@ def states(ready: ReadyStep) -> dict[str, torch.Tensor]:
             name = names.get(id(parameter))
             for key, value in state.items() if name is not None else ():
                 kind = type(value).__name__ if type(value).__name__ in _NUMBERS else None
-                if isinstance(value, torch.Tensor):
+                if is_quantized(value):
+                    inside = value.__tensor_flatten__()[0]
+                    found |= {f"states.{number}.{name}.{key}{_INSIDE}{part}": getattr(value, part) for part in inside}
+                elif isinstance(value, torch.Tensor):
                     found[f"states.{number}.{name}.{key}"] = _like_parameter(value, parameter)
                 elif kind is not None:
                     found[f"states.{number}.{name}.{key}#{kind}"] = torch.tensor(value)
@@ -136,7 +147,7 @@ def put_states(ready: ReadyStep, loaded: Mapping[str, torch.Tensor]) -> None:
                 keys = by_parameter.get(f"states.{number}.{names.get(id(parameter))}", ())
                 state = dict(_as_state(key.rpartition(".")[2], loaded[key], parameter) for key in keys)
                 if state:
-                    optimizer.state[parameter] = state
+                    optimizer.state[parameter] = _put_together(state, optimizer, parameter)
                 else:
                     optimizer.state.pop(parameter, None)
     with torch.no_grad():
@@ -145,6 +156,24 @@ def put_states(ready: ReadyStep, loaded: Mapping[str, torch.Tensor]) -> None:
         for outer in ready.optimizers:
             for parameter, copy, _ in getattr(outer, "pairs", ()):
                 copy.copy_(parameter)
+
+
+def is_quantized(value: Any) -> bool:
+    """Return True for a state of torchao, a tensor made of several: codes, scales and a table."""
+    is_made_of_others = isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value)
+    return is_made_of_others and not isinstance(value, DTensor)
+
+
+def _put_together(state: dict[str, Any], optimizer: Any, parameter: torch.Tensor) -> dict[str, Any]:
+    """Return the states with those of torchao made of their parts: new ones of the optimizer's own, filled."""
+    whole = {name: value for name, value in state.items() if _INSIDE not in name}
+    for name, value in state.items():
+        outer, _, part = name.partition(_INSIDE)
+        if part:
+            if outer not in whole:
+                whole[outer] = optimizer._new_buffer(parameter, outer not in _UNSIGNED)
+            getattr(whole[outer], part).copy_(value)
+    return whole
 
 
 def groups(ready: ReadyStep) -> dict[str, list[dict[str, Any]]]:

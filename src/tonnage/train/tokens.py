@@ -117,12 +117,15 @@ class FolderTokenizer:
         return spans
 
 
-def load(folder: Path | None, vocabulary: int) -> Tokenizer:
-    """Return the tokenizer of a folder, or bytes if there is none.
+def load(stated: Path | None, home: Path, vocabulary: int) -> Tokenizer:
+    """Return the tokenizer of the folder that the user stated, else of the model's `home`, or bytes if that has none.
 
     Raises UsageError if the network's vocabulary is too small for it.
     """
-    if folder is None or not any((folder / name).is_file() for name in _FILES):
+    folder = stated or home
+    if not any((folder / name).is_file() for name in _FILES):
+        if stated is not None:
+            raise UsageError(f"--tokenizer {stated} has no tokenizer; it has one of {', '.join(_FILES)}.")
         if vocabulary < _BYTES:
             raise UsageError(
                 f"The model has no tokenizer, and its {vocabulary} tokens are too few for bytes ({_BYTES}); give "

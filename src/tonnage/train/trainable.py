@@ -18,7 +18,7 @@ from tonnage.errors import UnwritableFile, UsageError
 from tonnage.step import events
 from tonnage.step import model as models
 from tonnage.step.given import gather, reshard
-from tonnage.train import checkpoints, effects, labels
+from tonnage.train import checkpoints, checks, effects, labels
 
 if TYPE_CHECKING:
     from tonnage.step.given import GivenNetwork
@@ -89,6 +89,7 @@ class Trainable:
     def __init__(self, ready: ReadyStep, given: GivenNetwork, snapshot: Snapshot) -> None:
         self._ready: ReadyStep | None = ready
         self._given, self._snapshot = given, snapshot
+        checks.UNDER_A_PLAN.add(given.network)
         self._shifts = labels.shifts_labels(given.network)
 
     @property
@@ -263,6 +264,7 @@ class Trainable:
         ready = self.ready
         values = self._given.current()
         self._snapshot.restore()
+        checks.UNDER_A_PLAN.discard(self._given.network)
         self._given.give_back(values)
         self._ready = None
         ready.close()
@@ -271,9 +273,7 @@ class Trainable:
         return self._given.network
 
     def _network_to_save(self) -> Any:
-        from tonnage.train.checks import adapted
-
-        network = adapted(self.ready.model) or models.hugging_face(self.ready.model)
+        network = checks.adapted(self.ready.model) or models.hugging_face(self.ready.model)
         if network is None:
             raise UsageError(
                 f"{type(self._given.network).__name__} is no transformers network and has no folder format; call "

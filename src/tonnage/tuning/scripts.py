@@ -57,7 +57,7 @@ def tune_script(
     own = ChangedCommand(command=tuple(asked.command))
     outcome, facts = run.run(own)
     if outcome.ended == "failed":
-        raise TrialFailed(f"The script failed at {outcome.moment}: {outcome.message}")
+        raise TrialFailed(f"{_describe_failure(outcome)}.")
     ranks = int(facts.recorded.get("processes", 1))
     asked = replace(asked, cluster=replace(asked.cluster, nodes=1, gpus_per_node=ranks))
     seen = describe_recognised(facts)
@@ -80,6 +80,14 @@ def tune_script(
         why = f"batches of {lengths} tokens were seen, and only one length is estimated"
         compared = tuple(replace(trial, unpredicted=why) for trial in tuned.trials)
     return replace(tuned, trials=compared, seen=f"{seen}: {now.words}")
+
+
+def _describe_failure(outcome: Outcome) -> str:
+    """Return why the script as it is gave no answer."""
+    if outcome.message.startswith("exit 0:"):
+        return "The script ended without an optimizer step of torch's, so there is nothing to time"
+    when = "" if outcome.moment == "unknown" else f" at {outcome.moment}"
+    return f"The script failed{when}: {outcome.message.rstrip('.')}"
 
 
 def _tune(

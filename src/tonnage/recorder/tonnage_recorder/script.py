@@ -33,6 +33,7 @@ class Script:
         after_import("transformers.training_args", self._hear_arguments)
         after_import("transformers.trainer", self._hear_trainer)
         after_import("accelerate.accelerator", self._hear_accelerator)
+        after_import("tonnage.train.setup", self._hear_run)
 
     def _hear_parsers(self) -> None:
         """Note the command-line options of every parser that reads this process's arguments."""
@@ -98,6 +99,22 @@ class Script:
         _before(module.Accelerator, "__init__", self._safely(begun))
         _after(module.Accelerator, "__init__", self._safely(built))
         _before(module.Accelerator, "prepare", self._safely(prepared))
+
+    def _hear_run(self, module: ModuleType) -> None:
+        """Note job, plan and network of `tonnage train`, whose step is that of the plan's estimate."""
+        prepare = module.prepare
+
+        @functools.wraps(prepare)
+        def heard(*args: Any, **kwargs: Any) -> Any:
+            setup = prepare(*args, **kwargs)
+            self.facts["planned"] = {
+                "job": _plain(vars(setup.job) | {"model": None}),
+                "plan": _plain(vars(setup.plan)),
+                "config": _plain(setup.source.config),
+            }
+            return setup
+
+        module.prepare = heard  # type: ignore[attr-defined]
 
     def _of_a_loop(self) -> dict[str, Any]:
         """Return the settings for a loop with an Accelerator; a Trainer's have other names or are its arguments."""
