@@ -261,7 +261,7 @@ class Engines:
         reserved_bytes = cuda.memory_reserved()
         if reserved_bytes < self.facts.get("weights_bytes", 0):
             return 0
-        return native.device_used(cuda.current_device()) - reserved_bytes - CONTEXT_BYTES
+        return int(native.device_used(cuda.current_device()) - reserved_bytes - CONTEXT_BYTES)
 
     # ---- transformers ------------------------------------------------------------------------------------------
 
