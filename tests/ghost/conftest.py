@@ -21,6 +21,7 @@ from tonnage.errors import TonnageError
 from tonnage.estimates.from_traces import Run
 from tonnage.ghost.wheel import Torch
 from tonnage.script import dry_run as dry_run_module
+from tonnage.serving.lengths import Lengths
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 
@@ -71,6 +72,7 @@ def _run(
     timeout_seconds: float = 240.0,
     variables: tuple[tuple[str, str], ...] = (),
     seconds: bool = False,
+    requests: Lengths | None = None,
 ) -> Answer:
     """Runs a program of tests/programs on the ghost."""
     command = [*launcher, str(PROGRAMS / program), *arguments]
@@ -85,6 +87,7 @@ def _run(
                 timeout_seconds=timeout_seconds,
                 variables={**os.environ, "OMP_NUM_THREADS": "1", **SOON, **dict(variables)},
                 seconds=seconds,
+                requests=requests,
             )
         except TonnageError as reason:
             error = reason

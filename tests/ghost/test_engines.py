@@ -16,9 +16,12 @@ import pytest
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import DoesNotStart, TrialFailed
 from tonnage.estimates.timeline import timeline
+from tonnage.report.wording import describe_load
+from tonnage.script.dry_run import REQUESTS, STEP_SECONDS
 from tonnage.script.planning import Asked
 from tonnage.script.tries import answers
 from tonnage.serving.facts import outside_torch
+from tonnage.serving.lengths import parse_lengths
 
 MIB = 1 << 20
 PROGRAMS = Path(__file__).parents[1] / "programs"
@@ -84,6 +87,28 @@ def test_what_would_make_an_engine_start_was_run(torch_build: Any, folder: str) 
     longest = int(re.findall(r"length is (\d+)", first.estimate.serving["error"])[0])
     assert (change.change, change.fits, change.kv_cache_tokens) == ({"max_model_len": longest}, True, longest)
     assert change.command.endswith(f"serve  # with max_model_len={longest} in the code")
+
+
+def test_an_engine_serves_requests_by_its_own_scheduler(dry_run: Any, folder: str) -> None:
+    lengths = parse_lengths("p50=100,p95=400,output=60")
+    answer = dry_run("engine.py", folder, "512", "0.2", "serve", gpu="t4", requests=lengths)
+    serving = answer.run.estimate.serving
+    load, blocks = serving["load"], serving["blocks"]
+    assert (load["requests"], load["finished"]) == (REQUESTS, REQUESTS)
+    assert load["preemptions"] > 0, "requests grow while others wait"
+    assert 0.9 < load["kv_cache_usage"] <= 1
+    assert load["running_mean"] < load["running_most"] <= blocks
+    mean_blocks = lengths.mean_prompt / 16
+    assert load["running_most"] > blocks / mean_blocks / 2
+    assert f"{REQUESTS:,} of {REQUESTS:,} requests finished" in describe_load(load)
+
+
+def test_requests_at_a_rate_wait_for_their_turn(dry_run: Any, folder: str) -> None:
+    lengths = parse_lengths("p50=100,output=20,rate=40")
+    answer = dry_run("engine.py", folder, "512", "0.2", "serve", gpu="t4", requests=lengths)
+    load = answer.run.estimate.serving["load"]
+    assert load["finished"] == REQUESTS
+    assert load["running_mean"] == pytest.approx(40 * STEP_SECONDS * 20, rel=0.2), "Little's law"
 
 
 def test_a_script_that_ends_by_itself_leaves_its_cores_trace_though_the_core_is_killed(

@@ -54,6 +54,15 @@ def dry_run(
         int, count("--timeout", "Stop the command if it has not finished its steps after this many seconds.")
     ] = 900,
     torch: TorchVersion = None,
+    requests: Annotated[
+        str | None,
+        typer.Option(
+            "--requests",
+            help="Requests that an inference engine (vLLM) serves once it has started: p50=800,p95=6000,rate=5,"
+            "output=256,prefix=500 (tokens; rate in requests a second), or a file of lengths.",
+            metavar="LENGTHS",
+        ),
+    ] = None,
     advice: Advised = True,
     json: Json = False,
     html: Html = None,
@@ -69,11 +78,19 @@ def dry_run(
     from tonnage.cli.progress import progress
     from tonnage.script.planning import Asked
     from tonnage.script.tries import answers
+    from tonnage.serving.lengths import parse_lengths
 
     wanted = Output(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check(force=force)
     cluster = parse_cluster_options(gpu, gpus, gpu_memory, here, command, host_memory=host_memory)
-    asked = Asked(command=command, cluster=cluster, stated={}, timeout_seconds=float(timeout), torch_version=torch)
+    asked = Asked(
+        command=command,
+        cluster=cluster,
+        stated={},
+        timeout_seconds=float(timeout),
+        torch_version=torch,
+        requests=None if requests is None else parse_lengths(requests),
+    )
     with progress(moving=False) as say:
         runs = answers(asked, steps=steps, rank=rank, advise=advice, progress=say)
         run = next(runs)

@@ -195,7 +195,18 @@ def serving_rows(serving: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if serving.get("blocks") is not None and serving.get("block_tokens") is not None:
         rows.append(("blocks", f"{serving['blocks']:,} of {serving['block_tokens']} tokens"))
+    if serving.get("load") is not None:
+        rows.append(("under load", describe_load(serving["load"])))
     return [("engine", str(serving.get("engine"))), *rows]
+
+
+def describe_load(load: Mapping[str, Any]) -> str:
+    """Return what an engine made of the requests that it was given."""
+    together = f"at most {load['running_most']:,} together (mean {load['running_mean']:,.1f})"
+    return (
+        f"{load['finished']:,} of {load['requests']:,} requests finished in {load['steps']:,} steps, {together}; "
+        f"{pluralise(load['preemptions'], 'preemption')}, at most {load['kv_cache_usage']:.0%} of the KV cache used"
+    )
 
 
 _REQUESTS_OUTSIDE_TORCH: Final = {"CUDA error": "a CUDA context", "Cuda failure": "NCCL's buffers"}

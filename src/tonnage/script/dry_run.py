@@ -37,6 +37,7 @@ from tonnage.recorder.tonnage_recorder.engines import SERVED
 from tonnage.script import ending, engine_results, launchers, trackers
 from tonnage.script.process_results import ProcessResults, collect_results
 from tonnage.serving.facts import list_growth
+from tonnage.serving.lengths import Lengths
 from tonnage.trace.trace import Trace
 
 Progress = Callable[[str], None]
@@ -49,6 +50,15 @@ LATER_SECONDS: Final = 10.0
 
 _POLL_SECONDS: Final = 0.2
 """Time between two looks whether an engine's server is ready."""
+
+REQUESTS: Final = 1000
+"""Requests that an engine is given to serve."""
+
+STEP_SECONDS: Final = 0.025
+"""Seconds that a step of an engine is taken to last, where requests arrive at a rate: assumed."""
+
+_LONGEST_REQUEST: Final = 10**7
+"""Tokens of a request, prompt and answer together; an engine cuts it to its own maximal length."""
 
 _ACCOUNT: Final = "cards"
 """Name of the file in the folder of a run that counts the memory of each GPU."""
@@ -84,13 +94,15 @@ def run(
     torch_version: str | None = None,
     variables: Mapping[str, str] | None = None,
     seconds: bool = True,
+    requests: Lengths | None = None,
     progress: Progress = lambda text: None,
 ) -> Run:
     """Run `command` on ghost GPUs until `steps` optimizer steps are done, and sum up each rank.
 
     With `rank` only this rank of the cluster runs, in one process and without the launcher of the command (torchrun,
     accelerate launch, deepspeed); so one of hundreds of ranks runs on a laptop.  With `seconds` one more step is run,
-    whose operations are counted (`step_time.add_counted_time`).
+    whose operations are counted (`step_time.add_counted_time`).  `requests` are served by an inference engine (vLLM)
+    right after it has started, for at most half of the time.
 
     A command that is stopped at the time limit is summed up if every rank made two steps.  The output of the command
     goes to standard error.
@@ -121,6 +133,8 @@ def run(
         with scratch("tonnage-") as folder:
             prepared = _prepare_environment(torch, cluster, steps, inherit, folder)
             prepared |= {"TONNAGE_COUNTED": "1"} if seconds else {}
+            if requests is not None:
+                prepared["TONNAGE_REQUESTS"] = _write_requests(requests, timeout_seconds / 2, folder)
             started = command
             if rank is not None:
                 started, rank_variables = launchers.make_rank_command(command, python, rank, cluster, prepared)
@@ -205,6 +219,16 @@ def _prepare_environment(
     prepared["TONNAGE_CATALOG"] = str(catalog)
     prepared["PATH"] = os.pathsep.join([str(programs(folder)), prepared.get("PATH", os.defpath)])
     return prepared | trackers.offline(folder, prepared)
+
+
+def _write_requests(lengths: Lengths, most_seconds: float, folder: Path) -> str:
+    """Write requests of these lengths, for an engine to serve (`tonnage_recorder.load`); return the file."""
+    drawn = lengths.draw(REQUESTS, most=_LONGEST_REQUEST)
+    columns = {name: getattr(drawn, name).tolist() for name in ("prompts", "outputs", "arrivals")}
+    document = {**columns, "prefix": drawn.prefix, "step_seconds": STEP_SECONDS, "seconds": most_seconds}
+    file = folder / "requests.json"
+    file.write_text(json.dumps(document), encoding="utf-8")
+    return str(file)
 
 
 def _lacks_function(made: Attempt) -> bool:

@@ -81,6 +81,7 @@ def try_changes(
                 torch_version=asked.torch_version,
                 variables={**os.environ, "TONNAGE_ENGINE": json.dumps(change)},
                 seconds=False,
+                requests=asked.requests,
                 progress=progress,
             ).estimate
         except TonnageError:

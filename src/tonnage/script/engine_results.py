@@ -101,12 +101,13 @@ def with_serving(estimate: Estimate, results: ProcessResults) -> Estimate:
         low_tokens=low_tokens,
         high_tokens=high_tokens,
     )
+    load = next((facts["load"] for facts in results.engines if "load" in facts), None)
     arguments = next((facts["arguments"] for facts in results.engines if "arguments" in facts), None)
     return replace(
         estimate,
         peak=peak,
         job=estimate.job if arguments is None else {**estimate.job, "engine": arguments},
-        serving=measured.to_json(),
+        serving=measured.to_json() | ({} if load is None else {"load": load}),
         fits=serving.starts and estimate.fits,
         coverage=replace(
             coverage,

@@ -42,6 +42,7 @@ from tonnage.script.setting_changes import (
     list_changes,
     price_step,
 )
+from tonnage.serving.lengths import Lengths
 from tonnage.trainers import engine_of
 from tonnage.units import format_gib
 
@@ -89,6 +90,8 @@ class Asked:
     """Time limit of each run of the script."""
     torch_version: str | None = None
     """Version of torch to run; None: the installed one."""
+    requests: Lengths | None = None
+    """Requests that an inference engine serves once it has started."""
 
     @property
     def budget_bytes(self) -> int:

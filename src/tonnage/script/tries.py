@@ -88,6 +88,7 @@ def _run(asked: Asked, steps: int, rank: int | None, progress: Progress) -> Run:
         timeout_seconds=asked.timeout_seconds,
         rank=rank,
         torch_version=asked.torch_version,
+        requests=asked.requests,
         progress=progress,
     )
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
-from . import outcome
+from . import load, outcome
 from .imports import after_import
 from .native import Native
 from .tensors import tensors_in
@@ -151,8 +151,21 @@ class Engines:
             with self._failing(engine):
                 original(core, *args, **kwargs)
             self.note(engine=name_engine(engine), ready=True, **_of_vllm_config(getattr(core, "vllm_config", None)))
+            wanted = load.read() if engine == "vllm" else None
+            if wanted is not None:
+                self._serve(load.Load(core, wanted, kind.add_request))
 
         kind.__init__ = start
+
+    def _serve(self, requests: load.Load) -> None:
+        """Have the engine serve requests, and note how far it came."""
+        try:
+            requests.serve()
+        except Exception as error:
+            self._ended.update(outcome.of_exception(error, self._watch))
+            raise
+        finally:
+            self.note(load=requests.facts())
 
     def _hear_parts(self, name: str, methods: Iterable[str], module: ModuleType) -> None:
         kind, engine = getattr(module, name), module.__name__.partition(".")[0]
