@@ -1,0 +1,70 @@
+"""vLLM itself in a dry-run, where TONNAGE_VLLM_PYTHON names a Python that has it; else skipped.
+
+It pins a torch of its own: install `--no-deps vllm torch triton` and its pure dependencies in another environment.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import TONNAGE
+
+PYTHON = os.environ.get("TONNAGE_VLLM_PYTHON", "")
+GIB = 1 << 30
+
+pytestmark = pytest.mark.skipif(
+    not Path(PYTHON).is_file(), reason="vLLM pins a torch of its own; TONNAGE_VLLM_PYTHON names a Python that has it"
+)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The configuration of Llama 3.1 8B, without weights and tokenizer."""
+    folder = tmp_path_factory.mktemp("llama")
+    command = [*TONNAGE, "models", "llama-3.1-8b", "--config"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    (folder / "config.json").write_text(shown.stdout)
+    return folder
+
+
+def dry_run(gpu: str, *arguments: str, code: int, own: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the document about `vllm serve` with these arguments, after the exit code was as expected."""
+    program = str(Path(PYTHON).with_name("vllm"))
+    command = [*TONNAGE, "dry-run", "--gpu", gpu, "--json", *own, "--", program, "serve", *arguments]
+    variables = {**os.environ, "PATH": os.pathsep.join([str(Path(PYTHON).parent), os.environ["PATH"]])}
+    ended = subprocess.run(command, capture_output=True, text=True, env=variables)
+    assert ended.returncode == code, ended.stderr[-2000:]
+    document = json.loads(ended.stdout)
+    assert isinstance(document, dict)
+    return document
+
+
+def test_a_server_starts_and_fills_its_share_of_the_card(llama: Path) -> None:
+    document = dry_run("a100-80gb", str(llama), "--enforce-eager", "--max-model-len", "8192", code=0)
+    serving = document["serving"]
+    assert serving["engine"].startswith("vllm ")
+    assert serving["weights_bytes"] / GIB == pytest.approx(15.0, abs=0.02)
+    assert serving["kv_cache_bytes"] == serving["blocks"] * serving["block_tokens"] * 131072
+    assert serving["concurrency"] == pytest.approx(serving["kv_cache_tokens"] / 8192, abs=0.01)
+    assert document["peak"]["by_category"]["kv_cache"] == serving["kv_cache_bytes"]
+
+
+def test_a_server_without_room_says_so_and_what_would_start_was_run(llama: Path) -> None:
+    document = dry_run("rtx-4090", str(llama), "--enforce-eager", code=1)
+    assert "GiB KV cache is needed" in document["serving"]["error"]
+    first = document["advice"][0]
+    assert first["fits"]
+    assert first["change"]["max_model_len"] <= first["kv_cache_tokens"]
+    assert first["command"].endswith(f"--max-model-len {first['change']['max_model_len']}")
+
+
+def test_requests_are_served_by_its_scheduler(llama: Path) -> None:
+    own = ("--requests", "p50=400,p95=2000,output=4", "--timeout", "400")
+    document = dry_run("rtx-4090", str(llama), "--enforce-eager", "--max-model-len", "4096", code=0, own=own)
+    load = document["serving"]["load"]
+    assert 0 < load["finished"] <= load["requests"]
+    assert 0 < load["running_most"] <= 256
