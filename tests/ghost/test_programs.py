@@ -117,7 +117,7 @@ def test_accelerate_launch(dry_run: Any) -> None:
     answer = dry_run("accelerated.py", launcher=launcher, steps=4)
     _, trace = consistent(answer)
     assert trace.steps == 4
-    assert answer.printed == ()
+    assert [said["processes"] for said in answer.printed] == [1], "what comes after its loop is run"
 
 
 def test_one_rank_of_accelerate_launch_keeps_the_launchers_settings(dry_run: Any) -> None:
@@ -189,8 +189,10 @@ def test_cuda_graphs(dry_run: Any) -> None:
 def test_a_capture_comes_after_its_warm_ups(dry_run: Any) -> None:
     """Three steps on a stream of their own, as torch's guide warms up, are not all that the program needs."""
     estimate, trace = consistent(dry_run("graphs.py"))
-    assert (trace.steps, trace.outcome["kind"]) == (5, "completed"), "three warm-ups, the captured one, a replay"
-    assert sum(activity.kind == "graph_launch" for activity in trace.activities()) == 1
+    assert trace.outcome["kind"] == "completed"
+    (first, _) = (note for note in estimate.notes if note.startswith("Loop "))
+    assert "7 optimizer steps" in first, "three warm-ups, the captured one, three replays"
+    assert sum(activity.kind == "graph_launch" for activity in trace.activities()) >= 3
     reserved = {step.step: step.reserved_bytes for step in estimate.steps}
     assert reserved[4] > max(reserved[step] for step in (1, 2, 3)), "what is captured has memory of its own"
 

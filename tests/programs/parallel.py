@@ -84,7 +84,7 @@ def pipeline_steps(width: int, steps: int) -> nn.Module:
     rank, size = dist.get_rank(), dist.get_world_size()
     module = Network(width, 1) if rank == size - 1 else Layer(width)
     module = module.cuda()
-    micro = torch.zeros(2, width, device="cuda")
+    micro = torch.zeros(2, width, device="cuda", requires_grad=rank > 0)  # as what is received does
     stage = PipelineStage(module, rank, size, micro.device, input_args=micro, output_args=module(micro))
     count = max(8, size)
     schedule = Schedule1F1B(

@@ -92,7 +92,7 @@ def dry_run(
         requests=None if requests is None else parse_lengths(requests),
     )
     with progress(moving=False) as say:
-        runs = answers(asked, steps=steps, rank=rank, advise=advice, progress=say)
+        runs = answers(asked, steps=steps or None, rank=rank, advise=advice, progress=say)
         run = next(runs)
         with closing(runs):
             wants = run.estimate.wants_advice

@@ -202,7 +202,26 @@ Price = Annotated[
     float | None,
     typer.Option("--price", help="Price of an hour of one GPU: also say what the whole training costs.", metavar="N"),
 ]
-Steps = Annotated[int, count("--steps", "Optimizer steps to run.")]
+ALL_STEPS: Final = 0
+"""Value of `--steps all`."""
+
+
+def _parse_steps(text: str) -> int:
+    """Return a number of steps, `ALL_STEPS` for all.  Raises UsageError for none."""
+    if text == "all":
+        return ALL_STEPS
+    steps = parse_count(text)
+    if steps < 1:
+        raise UsageError(f"{steps} steps cannot be run; give at least 1, or all.")
+    return steps
+
+
+Steps = Annotated[
+    int,
+    count(
+        "--steps", "Optimizer steps of each training loop, or all: then every loop is run to its end.", _parse_steps
+    ),
+]
 TorchVersion = Annotated[
     str | None,
     typer.Option(

@@ -70,14 +70,15 @@ def environment(
     torch: Torch | None = None,
     inherit: Mapping[str, str] | None = None,
     watch_into: Path | None = None,
-    steps: int = 3,
+    steps: int | None = 3,
     devices: int = 1,
     **settings: str | int,
 ) -> dict[str, str]:
     """Return the environment for a child in which torch sees ghost cards.
 
     `settings` are the GHOST_* variables in lower case (`total_bytes`, `capability`, `sms`, ...);
-    `watch_into` is a folder into which each process that trains writes its trace after `steps` optimizer steps.
+    `watch_into` is a folder into which each process that trains writes its trace after `steps` optimizer steps (None:
+    at its end).
     Raises GhostUnavailable.
     """
     torch = torch or find(sys.executable)
@@ -101,7 +102,7 @@ def environment(
         variables[f"GHOST_{name.upper()}"] = str(value)
     if watch_into is not None:
         variables["TONNAGE_OUT"] = str(watch_into)
-        variables["TONNAGE_STEPS"] = str(steps)
+        variables["TONNAGE_STEPS"] = "all" if steps is None else str(steps)
         variables["TONNAGE_SOURCE"] = "ghost"
     return variables
 

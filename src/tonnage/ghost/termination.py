@@ -5,15 +5,19 @@ import ctypes
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 PR_SET_PDEATHSIG: Final = 1
 """Linux's prctl option: the signal that a process gets when the one that forked it dies."""
 
 _PATIENCE_SECONDS: Final = 5.0
 """Time that a process has to end after it was asked to."""
+
+_LOOK_SECONDS: Final = 0.02
+"""Time between two looks for processes that remain."""
 
 
 @contextlib.contextmanager
@@ -42,8 +46,10 @@ def ends_with(parent: int) -> Callable[[], None]:
 def end(process: "subprocess.Popen[bytes]", run: str) -> None:
     """End the command, its process group, and every other process with this run's GHOST_SHM in its environment.
 
-    The last are services that a program starts in sessions of their own, which are useless after the run.
+    The last are services that a program starts in sessions of their own, which are useless after the run, and what
+    these start.  Processes that are being started meanwhile are looked for again.
     """
+    descendants = _find_descendants(process.pid)
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, signal_number)
@@ -55,9 +61,46 @@ def end(process: "subprocess.Popen[bytes]", run: str) -> None:
             except subprocess.TimeoutExpired:
                 continue
     process.wait()
-    for remaining in _find_processes(run):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(remaining, signal.SIGKILL)
+    for remaining in descendants:
+        if _started_at(remaining.process) == remaining.started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(remaining.process, signal.SIGKILL)
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while (remaining_processes := list(_find_processes(run))) and time.monotonic() < deadline:
+        for number in remaining_processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        time.sleep(_LOOK_SECONDS)
+
+
+class _Started(NamedTuple):
+    """A process, told from a later one with its number by when it was started."""
+
+    process: int
+    started: str
+
+
+def _find_descendants(process: int) -> list[_Started]:
+    """Return the processes that this one has started, and those that they have, also with another environment."""
+    parents: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            parents.setdefault(parent, []).append(int(path.parent.name))
+    found, waiting = [], list(parents.get(process, []))
+    while waiting:
+        child = waiting.pop()
+        found.append(_Started(child, _started_at(child)))
+        waiting += parents.get(child, [])
+    return found
+
+
+def _started_at(process: int) -> str:
+    """Return when a process was started, in the kernel's ticks; empty if it has ended."""
+    try:
+        return Path("/proc", str(process), "stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
 
 
 def _find_processes(run: str) -> Iterator[int]:

@@ -67,6 +67,7 @@ PHASE_LETTERS: Final = {
     "optimizer": "o",
     "evaluate": "e",
     "generate": "g",
+    "reference": "R",
     "save": "s",
     "resume": "l",
     "other": " ",

@@ -34,7 +34,7 @@ from tonnage.job import read_job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
 from tonnage.recorder.tonnage_recorder.engines import SERVED
-from tonnage.script import ending, engine_results, launchers, trackers
+from tonnage.script import ending, engine_results, further, launchers, trackers
 from tonnage.script.process_results import ProcessResults, collect_results
 from tonnage.serving.facts import list_growth
 from tonnage.serving.lengths import Lengths
@@ -44,6 +44,9 @@ Progress = Callable[[str], None]
 
 WRITING_SECONDS: Final = 120.0
 """Time limit for processes that are stopped to write their traces."""
+
+AFTER_SECONDS: Final = 30.0
+"""Least time that a command has to end by itself when all its processes have made their steps."""
 
 LATER_SECONDS: Final = 10.0
 """Time limit for ranks after the process that started them has ended well: some launchers do not wait for them."""
@@ -88,7 +91,7 @@ def run(
     command: list[str],
     cluster: Cluster,
     *,
-    steps: int = 3,
+    steps: int | None = 3,
     timeout_seconds: float = 900.0,
     rank: int | None = None,
     torch_version: str | None = None,
@@ -97,8 +100,9 @@ def run(
     requests: Lengths | None = None,
     progress: Progress = lambda text: None,
 ) -> Run:
-    """Run `command` on ghost GPUs until `steps` optimizer steps are done, and sum up each rank.
+    """Run `command` on ghost GPUs, and sum up each rank.
 
+    Each of its training loops ends after `steps` optimizer steps (None: by itself).
     With `rank` only this rank of the cluster runs, in one process and without the launcher of the command (torchrun,
     accelerate launch, deepspeed); so one of hundreds of ranks runs on a laptop.  With `seconds` one more step is run,
     whose operations are counted (`step_time.add_counted_time`).  `requests` are served by an inference engine (vLLM)
@@ -113,7 +117,7 @@ def run(
     """
     if not command:
         raise UsageError("No command to run; write it after two dashes: tonnage dry-run --gpu t4 -- python train.py")
-    if steps < 1:
+    if steps is not None and steps < 1:
         raise UsageError(f"{steps} steps cannot be run; give at least 1.")
     if flag := launchers.find_isolating_flag(command):
         raise UsageError(
@@ -158,12 +162,12 @@ def run(
         made.results.traces,
         cluster,
         model={"name": launchers.program(made.command)},
-        job={"command": made.command, "steps": steps},
+        job={"command": made.command, "steps": steps or "all"},
         plan={},
         notes=notes,
     )
     documents = tuple(_card_document(card, made.results.names) for card in made.cards)
-    estimate = with_buckets_of_script(summed.estimate)
+    estimate = further.with_later_phases(with_buckets_of_script(summed.estimate), summed.traces[0])
     if serves:
         estimate = engine_results.with_serving(estimate, made.results)
     elif seconds:
@@ -199,7 +203,7 @@ def _planned_case(trace: Trace, cluster: Cluster) -> Case | None:
 
 
 def _prepare_environment(
-    torch: Torch, cluster: Cluster, steps: int, inherit: Mapping[str, str] | None, folder: Path
+    torch: Torch, cluster: Cluster, steps: int | None, inherit: Mapping[str, str] | None, folder: Path
 ) -> dict[str, str]:
     """Return the environment of the command, and write the files that it needs into the folder."""
     cards.create(folder / _ACCOUNT)
@@ -270,7 +274,7 @@ def _run_command(command: list[str], variables: dict[str, str], timeout_seconds:
             preexec_fn=termination.ends_with(os.getpid()),
         )
         try:
-            ended = _wait(process, timeout_seconds, folder / SERVED)
+            ended = _wait(process, timeout_seconds, folder)
             if ended == 0:
                 _wait_for_traces(folder, LATER_SECONDS)
             stop()
@@ -288,13 +292,27 @@ def _end_line() -> None:
             os.write(2, b"\n")
 
 
-def _wait(process: "subprocess.Popen[bytes]", timeout_seconds: float, served: Path) -> int | None:
-    """Return the exit code of a process, or None if it has not ended at the time limit, or when `served` exists."""
-    deadline = time.monotonic() + timeout_seconds
-    while (left := deadline - time.monotonic()) > 0 and not served.exists():
+def _wait(process: "subprocess.Popen[bytes]", timeout_seconds: float, folder: Path) -> int | None:
+    """Return the exit code of a process; None at the time limit, long after its steps, or when its engine serves."""
+    begun, served = time.time(), folder / SERVED
+    while (now := time.time()) < (limit := min(begun + timeout_seconds, _latest_end(folder, begun))):
+        if served.exists():
+            break
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(timeout=min(left, _POLL_SECONDS))
+            return process.wait(timeout=min(limit - now, _POLL_SECONDS))
     return process.poll()
+
+
+def _latest_end(folder: Path, begun: float) -> float:
+    """Return the time at which a command is stopped that has made its steps: it may wait for what was unwound.
+
+    After the last step or trace it has as long as it took until then, at least `AFTER_SECONDS`.
+    """
+    traces = {path: path.with_suffix(".trace") for path in folder.glob("*.progress")}
+    if not traces or not all(trace.exists() for trace in traces.values()):
+        return float("inf")
+    latest = max(path.stat().st_mtime for path in (*traces, *folder.glob("*.trace")))
+    return latest + max(AFTER_SECONDS, latest - begun)
 
 
 @contextlib.contextmanager

@@ -12,12 +12,18 @@ from typing import Any, Final
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, TrialFailed
 from tonnage.ghost import cards
+from tonnage.script import further, launchers
 from tonnage.script.process_results import ProcessResults
 from tonnage.trace.trace import Trace
 from tonnage.units import format_size, pluralise
 
 ENOUGH_STEPS: Final = 2
 """Steps after which the peak is known: optimizer states appear in the first step, so the second has everything."""
+
+_ONE_STEP: Final = (
+    "Only the first step was run: a later one has the optimizer's states beside its activations and may need more. "
+    "Run it with --steps 2 or more."
+)
 
 VALUE_ERRORS: Final = ("RuntimeError", "IndexError", "ValueError", "AssertionError", "KeyError", "ZeroDivisionError")
 """Errors that a value which was not computed can cause."""
@@ -70,7 +76,7 @@ def _name_process(process: int, names: Mapping[int, tuple[int, str]]) -> str:
 
 
 def judge(
-    command: list[str], results: ProcessResults, ended: int | None, steps: int, timeout_seconds: float
+    command: list[str], results: ProcessResults, ended: int | None, steps: int | None, timeout_seconds: float
 ) -> list[str]:
     """Return the notes about how the command ended.
 
@@ -79,33 +85,55 @@ def judge(
     if not results.traces:
         raise TrialFailed(_explain_no_trace(command, results, ended, timeout_seconds))
     notes = [_note_other_process(trace) for trace in results.others if trace.peaks.get("reserved_bytes")]
+    notes += further.notes(max(results.traces, key=lambda trace: trace.peaks.get("reserved_bytes", 0)))
     if any(trace.outcome.get("kind") == "oom" for trace in results.traces):
         return notes
     for trace in results.traces:
         if trace.outcome.get("kind") == "failed":
             raise TrialFailed(explain_failure(trace))
     done = min(trace.steps for trace in results.traces)
+    if not ended and not any(trace.peaks.get("allocated_bytes") for trace in (*results.traces, *results.others)):
+        raise TrialFailed(_explain_no_gpu(command, "allocated no GPU memory through PyTorch"))
+    if all(trace.script.get("complete") for trace in results.traces):
+        one_step = [_ONE_STEP] if done == 1 else []
+        return [*one_step, *notes, *_note_afterwards(results, ended)]
     if ended is None:
         latest = min(results.traces, key=lambda trace: trace.steps)
         where = _describe_stop(latest, timeout_seconds, steps)
         if done < ENOUGH_STEPS:
-            raise TrialFailed(f"{where} Give it more time with --timeout, or fewer steps with --steps.")
+            raise TrialFailed(f"{where} {_suggest_time(command)}")
         return [*notes, where]
     lost = [describe_cut_off(results.cut_off)] if results.cut_off else []
     if ended > 0:
         ooms = max(trace.peaks.get("ooms", 0) for trace in results.traces)
         why = [f"The command ended with exit code {ended} after {pluralise(done, 'optimizer step')}.", *lost]
         raise TrialFailed(" ".join([*why, _note_ooms(ooms)] if ooms else why))
-    if not any(trace.peaks.get("allocated_bytes", 0) for trace in (*results.traces, *results.others)):
-        raise TrialFailed(_explain_no_gpu(command, "allocated no GPU memory through PyTorch"))
     if not any(trace.steps for trace in results.traces) and (idle := _count_idle_elements(results.traces)):
         raise CannotEstimate(_explain_no_step(idle, results.traces))
     notes += lost
-    if 0 < done < min(steps, ENOUGH_STEPS):
+    if 0 < done < min(steps or ENOUGH_STEPS, ENOUGH_STEPS):
         notes.append(_note_early(done, _find_branch(results.traces)))
     if ended < 0:
         notes.append(f"Signal {-ended} ended the process at its exit, after everything had been recorded.")
     return notes
+
+
+def _note_afterwards(results: ProcessResults, ended: int | None) -> list[str]:
+    """Return a note on what the command did after the steps, if it did not end well."""
+    failed = [trace.script["afterwards"] for trace in results.traces if trace.script.get("afterwards")]
+    lost = [describe_cut_off(results.cut_off)] if results.cut_off else []
+    if failed:
+        return [f"After these steps: {describe_failure(failed[0])}", *lost]
+    others = [failure for failure in results.failed if failure["error"] not in _LAUNCHER_ERRORS]
+    if ended and others:
+        return [f"After these steps: {describe_failure(others[0])}", *lost]
+    if ended is None:
+        return ["After these steps the command did not end by itself and was stopped.", *lost]
+    if ended > 0:
+        return [f"After these steps the command ended with exit code {ended}.", *lost]
+    if ended < 0:
+        return [f"After these steps the command was ended by {name_signal(-ended)}.", *lost]
+    return lost
 
 
 def _count_idle_elements(traces: Sequence[Trace]) -> int:
@@ -194,10 +222,18 @@ def locate_failure(stack: Sequence[str]) -> str:
     return stack[-1] if not own or own[-1] == stack[-1] else f"{own[-1]}, in {stack[-1]}"
 
 
-def _describe_stop(trace: Trace, timeout_seconds: float, steps: int) -> str:
+def _suggest_time(command: Sequence[str]) -> str:
+    """Return what to do about a command that takes too long: several ranks take turns on the processor."""
+    if launchers.is_launched(list(command)):
+        return "Give it more time with --timeout, or run one of its ranks alone with --rank 0."
+    return "Give it more time with --timeout."
+
+
+def _describe_stop(trace: Trace, timeout_seconds: float, steps: int | None) -> str:
     """Return a sentence about the progress of a command that was stopped at the time limit."""
     outcome = trace.outcome
-    done = f"{trace.steps} of {pluralise(steps, 'optimizer step')} {'was' if steps == 1 else 'were'} done"
+    wanted = pluralise(trace.steps, "optimizer step") if steps is None else pluralise(steps, "optimizer step")
+    done = f"{'' if steps is None else f'{trace.steps} of '}{wanted} {'was' if steps == 1 else 'were'} done"
     description = f"The command was stopped after {timeout_seconds:.0f} s, when {done} and at most "
     description += f"{format_size(trace.peaks.get('allocated_bytes', 0))} had been allocated"
     if outcome.get("kind") != "stopped":
@@ -250,10 +286,7 @@ def _explain_no_trace(command: list[str], results: ProcessResults, ended: int | 
     progress = f" {describe_cut_off(results.cut_off)}" if results.cut_off else ""
     if ended is None:
         where = progress or " It had not used the GPU until then."
-        return (
-            f"The command was stopped after {timeout_seconds:.0f} s.{where} "
-            "Give it more time with --timeout, or fewer steps with --steps."
-        )
+        return f"The command was stopped after {timeout_seconds:.0f} s.{where} {_suggest_time(command)}"
     if ended < 0:
         name = name_signal(-ended)
         why = " A host that runs out of memory ends processes like this." if name == "SIGKILL" else ""

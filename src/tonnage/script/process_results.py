@@ -4,9 +4,10 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tonnage.recorder.tonnage_recorder.engines import FACTS, SERVED
+from tonnage.script import further
 from tonnage.trace import operations
 from tonnage.trace import trace as traces
 from tonnage.trace.trace import Trace
@@ -39,9 +40,11 @@ class ProcessResults:
 def collect_results(folder: Path) -> ProcessResults:
     """Return the results in the folder of a run.
 
-    Of several processes with one rank, the one that ran out of memory or came farthest has the rank's trace.
+    Of several processes with one rank, the one that ran out of memory has the rank's trace, or else, of those that
+    train, the one that needs most.
     """
-    loaded = {path.stem: _load_trace(path) for path in sorted(folder.glob("*.trace"))}
+    paths = [path for path in sorted(folder.glob("*.trace")) if not path.name.endswith(_REST)]
+    loaded = {path.stem: _load_trace(path) for path in paths}
     by_rank: dict[int, list[Trace]] = {}
     for trace in sorted(loaded.values(), key=_sort_key):
         by_rank.setdefault(trace.rank, []).append(trace)
@@ -62,9 +65,35 @@ def collect_results(folder: Path) -> ProcessResults:
     )
 
 
+_REST: Final = ".rest.trace"
+"""Ending of the file with all of a process's trace, if its first one was written when a loop had made its steps."""
+
+
 def _load_trace(path: Path) -> Trace:
-    """Return the trace of a process, with the work of the operations of one more step if it was counted."""
-    return replace(traces.load(path), worked=operations.load(path.with_suffix(".worked")))
+    """Return the trace of a process, with the work of the operations of one more step if it was counted.
+
+    If the process needed more after its first loop, this is the trace of all that it did.  What came after is in
+    `script`: `afterwards` has the error by which it failed, `further` the rest's loops and phases with their peaks.
+    """
+    trace = replace(traces.load(path), worked=operations.load(path.with_suffix(".worked")))
+    rest_path = path.with_suffix(_REST)
+    if not rest_path.exists():
+        return trace
+    rest = traces.load(rest_path)
+    failed = rest.outcome if rest.outcome.get("kind") == "failed" else {}
+    facts = {
+        **trace.script,
+        "afterwards": failed,
+        "further": further.describe(trace, rest),
+        "unwound": rest.script.get("unwound"),
+    }
+    is_larger = rest.outcome.get("kind") == "oom" or (
+        rest.peaks.get("reserved_bytes", 0) > trace.peaks.get("reserved_bytes", 0)
+    )
+    if not is_larger:
+        return replace(trace, script=facts)
+    outcome = {"kind": "completed"} if failed else rest.outcome
+    return replace(rest, worked=trace.worked, outcome=outcome, script={**rest.script, **facts})
 
 
 def _sort_by_age(paths: Iterable[Path]) -> list[Path]:
@@ -72,6 +101,7 @@ def _sort_by_age(paths: Iterable[Path]) -> list[Path]:
     return sorted(paths, key=lambda path: path.stat().st_mtime_ns)
 
 
-def _sort_key(trace: Trace) -> tuple[bool, int, int]:
+def _sort_key(trace: Trace) -> tuple[bool, bool, int, int]:
     """Return the key that sorts the traces of one rank, the one to report last."""
-    return trace.outcome.get("kind") == "oom", trace.steps, trace.event_count
+    reserved_bytes = trace.peaks.get("reserved_bytes", 0)
+    return trace.outcome.get("kind") == "oom", trace.steps > 0, reserved_bytes, trace.event_count

@@ -41,7 +41,7 @@ Progress = Callable[[str], None]
 
 
 def answers(
-    asked: Asked, *, steps: int, rank: int | None, advise: bool = True, progress: Progress = lambda text: None
+    asked: Asked, *, steps: int | None, rank: int | None, advise: bool = True, progress: Progress = lambda text: None
 ) -> Generator[Run]:
     """Yield the dry-run of a script; if it does not fit, or only barely, also the answer with `advice`.
 
@@ -80,7 +80,7 @@ def answers(
         yield replace(run, estimate=replace(run.estimate, advice=tuple(sorted(advice, key=lambda one: not one.fits))))
 
 
-def _run(asked: Asked, steps: int, rank: int | None, progress: Progress) -> Run:
+def _run(asked: Asked, steps: int | None, rank: int | None, progress: Progress) -> Run:
     return dry_run.run(
         asked.command,
         asked.cluster,

@@ -44,6 +44,13 @@ class Networks:
         if not self._is_trained_found and self.roots[root]["parameters"] >= self.model.get("parameters", 0):
             self.model = self.roots[root]
 
+    def is_beside_training(self, module: Any) -> bool:
+        """Return whether a module is called for another that is in training: a reference, a teacher, a reward."""
+        trained = self._trained
+        if not trained or any(id(parameter) in trained for parameter in module.parameters()):
+            return False
+        return any(root.training and description["trainable_parameters"] for root, description in self.roots.items())
+
     def knows_trained(self) -> bool:
         """Return whether an optimizer has said what it trains."""
         return bool(self._trained)
@@ -125,13 +132,20 @@ class Networks:
                 if own and not own & described:  # else a wrapper, or a part that was also called by itself
                     described |= own
                     # Once more: it may have been called before what is trained was chosen.
-                    descriptions.append(describe_network(root, parameters[root]))
+                    descriptions.append(describe_network(root, self._without_copies(parameters[root])))
         if self._loose_elements:
             loose = dict.fromkeys(("parameters", "trainable_parameters"), self._loose_elements)
             descriptions.append({"class": "Tensor", "module": "torch", **loose})
         if descriptions:
             self._is_trained_found = True
             self.model = merge_descriptions(descriptions)
+
+    def _without_copies(self, parameters: list[Any]) -> list[Any]:
+        """Return a network's parameters without a frozen copy of those that are trained, such as a running mean."""
+        trained = [parameter for parameter in parameters if id(parameter) in self._trained]
+        frozen = [parameter for parameter in parameters if id(parameter) not in self._trained]
+        is_copy = len(trained) > 1 and [p.shape for p in trained] == [p.shape for p in frozen]
+        return trained if is_copy and not any(p.requires_grad for p in frozen) else parameters
 
     def _add_uncalled(self, strangers: list[Any]) -> None:
         """Add networks whose modules nobody called: a program may call `forward` itself, or compute with raw tensors.

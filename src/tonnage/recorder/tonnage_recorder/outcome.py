@@ -148,7 +148,7 @@ def _stop_if_done(watch: Any, error: BaseException) -> None:
 
     A pipeline's first stage is stopped where its next forward begins, while the others wait for what it sends.
     """
-    if watch.is_done() and is_parted(watch.torch, error):
+    if (watch.is_done() or watch.loops.is_over) and is_parted(watch.torch, error):
         watch.on_end()
 
 

@@ -37,7 +37,7 @@ class Passes:
         if self.torch.compiler.is_compiling():
             return
         stack = self._stack()
-        phase = stack[-1][1] if stack else self._begin_forward()
+        phase = stack[-1][1] if stack else self._begin_forward(module)
         is_unknown = phase != "recompute" and not stack and module not in self._networks.roots
         if is_unknown:
             self._networks.add(module)
@@ -65,7 +65,7 @@ class Passes:
         outer = stack[-1][0] if stack else ""
         if not stack and phase == "recompute":
             phase = "backward"
-        elif not stack and phase == "evaluation":
+        elif not stack and phase in ("evaluation", "reference"):
             phase = "other"
         self._marks.mark(phase, outer)
         self._claims.claim_gathered(module)
@@ -110,12 +110,17 @@ class Passes:
             stack = self._local.stack = []
         return stack
 
-    def _begin_forward(self) -> str:
+    def _begin_forward(self, module: Any) -> str:
         if self.backward_depth:
             return "recompute"
+        is_training = self.torch.is_grad_enabled()
+        if is_training:
+            self._steps.loops.begin_forward()
         self._steps.begin_pass()
         self._claims.begin_pass()
-        return "forward" if self.torch.is_grad_enabled() else "evaluation"
+        if is_training:
+            return "forward"
+        return "reference" if self._networks.is_beside_training(module) else "evaluation"
 
     def _follow_backward(self, module: Any, name: str, output: Any) -> None:
         """Have the autograd engine tell when it comes to this module; of nested ones the innermost is told."""
@@ -128,6 +133,7 @@ class Passes:
     def _begin_backward(self, outputs: Any) -> None:
         steps = self._steps
         steps.begin_pass()
+        steps.loops.begin_backward()
         self._claims.begin_pass()
         if not steps.backward_passes:
             self._networks.find_whole()

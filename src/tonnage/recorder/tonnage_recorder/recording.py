@@ -1,8 +1,10 @@
 """Files that one process of a dry-run writes: its progress after every optimizer step, and its trace at the end.
 
-A process that is killed leaves only its progress, `PID.progress`.  A process that hangs is asked for its trace: a
-thread of its own reads the pipe `stop` in the folder and goes on when tonnage closes the other end.  The pipe `alive`
-closes when tonnage has ended everything or has died; the process then ends, since nobody reads the rest.
+The trace is written when the first loop has made its steps (`loops`), and once more, with what the program did
+afterwards, as `PID.rest.trace`.  A process that is killed leaves only its progress, `PID.progress`.  A process that
+hangs is asked for its trace: a thread of its own reads the pipe `stop` in the folder and goes on when tonnage closes
+the other end.  The pipe `alive` closes when tonnage has ended everything or has died; the process then ends, since
+nobody reads the rest.
 """
 
 import contextlib
@@ -36,6 +38,8 @@ _PROGRESS = ".progress"
 
 _WRITING_SECONDS = 60.0
 """Longest time for which a process that is killed may write its trace."""
+_REST = ".rest.trace"
+"""Ending of the file with all of a process's trace, where the first one was written before its end."""
 
 REACHED = "reached"
 """Name of a file that exists once a Python process of the command has found the ghost."""
@@ -114,9 +118,13 @@ class Recording:
         self._process: int | None = None
         self._written = threading.Lock()
         self._has_stepped = False
+        self._is_complete = False
         self.counts = False
         """True to make one more step, whose operations are counted."""
         self._counted: OperationCounter | None = None
+        self._late: threading.Timer | None = None
+        self._first_steps = 0
+        """Steps that were made before the one that is counted."""
 
     def begin(self) -> None:
         """Begin in a process that uses the GPU from now on, which may be a fork of one that did."""
@@ -150,28 +158,64 @@ class Recording:
             host.ZEROS.end_first_step()
 
     def write(self) -> None:
-        """Write the trace, once; only in a process that used the GPU, not in those it forked."""
-        if os.getpid() == self._process and self._written.acquire(blocking=False):
-            with contextlib.suppress(ValueError):  # in another thread than the main one
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it when another rank has ended
-            path = os.path.join(self.folder, f"{self._process}.trace")
-            with contextlib.suppress(FileNotFoundError):  # as above
-                ended = self.ended or self.watch.shortage_outcome()
-                if self.watch.script is not None:
-                    self.watch.script.facts["idle_elements"] = self.watch.idle_elements()
-                written.write(path, self.watch, ended, self.assumed(), self.source)
+        """Write the trace, or what came after it; only in a process that used the GPU, not in those it forked."""
+        if os.getpid() != self._process:
+            return
+        if self._written.acquire(blocking=False):
+            self._write_trace(".trace")
+        elif self._is_complete:
+            self._write_trace(_REST)
+
+    def _write_trace(self, ending: str) -> None:
+        before: Any = None
+        with contextlib.suppress(ValueError):  # in another thread than the main one
+            before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it when another rank has ended
+        watch = self.watch
+        if watch.script is not None:
+            watch.script.facts |= {
+                "idle_elements": watch.idle_elements(),
+                "loops": list(watch.loops.rows),
+                "complete": self._is_complete,
+                "unwound": watch.loops.unwound,
+            }
+        with contextlib.suppress(FileNotFoundError):  # tonnage has given up and removed the folder
+            ended = self.ended or watch.shortage_outcome()
+            path = os.path.join(self.folder, f"{self._process}{ending}")
+            written.write(path, watch, ended, self.assumed(), self.source)
+        if self._is_complete and before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+    def complete(self) -> None:
+        """Write the trace of a loop that has made its steps."""
+        if os.getpid() != self._process:
+            return
+        if not self._is_complete and self.watch.script is not None:
+            self.watch.script.facts["compiled"] = _has_compiled()
+        self._is_complete = True
+        self.write()
 
     def stop(self) -> None:
-        """Write the trace after the last step, count the operations of one more if wanted, and end the process."""
+        """Write the trace after the last step of a loop, and count the operations of one more if wanted."""
         if os.getpid() != self._process:
             return
         if self._counted is not None:
-            self._end_counting(self._counted)
-        if self.watch.script is not None:
-            self.watch.script.facts["compiled"] = _has_compiled()
-        self.write()
-        if not self._begin_counting():
-            self._flush_and_leave(0)
+            self._end_counting()
+        elif not self._is_complete:
+            self.complete()
+            self._begin_counting()
+
+    def end_step(self) -> bool:
+        """End the counting if its step is made; return whether no further step is wanted."""
+        if os.getpid() != self._process or (not self._is_complete and self.counts and not _has_compiled()):
+            return os.getpid() != self._process
+        if not self._is_complete:
+            self.complete()
+        if self._counted is None:
+            return True
+        if self.watch.count_made() <= self._first_steps:
+            return False
+        self._end_counting()
+        return True
 
     def end(self) -> None:
         """Write the trace and end the process, after the last step, when there can be no further one."""
@@ -179,24 +223,26 @@ class Recording:
             self.write()
             self._flush_and_leave(0)
 
-    def _begin_counting(self) -> bool:
-        """Begin to count the operations of the next step, if wanted and possible; return whether it is counted."""
+    def _begin_counting(self) -> None:
+        """Begin to count the operations of the next step, if wanted and possible."""
         watch = self.watch
         if not self.counts or watch.native is None or _has_compiled():
-            return False
+            return
+        self._first_steps = watch.count_made()
         self._counted = OperationCounter(watch.torch, watch.native, lambda: watch.marks[-1][1])
         took = time.perf_counter() - watch.began
-        late = threading.Timer(max(LEAST_SECONDS, took), self._flush_and_leave, (0,))
-        late.daemon = True
-        late.start()
+        self._late = threading.Timer(max(LEAST_SECONDS, took), self._flush_and_leave, (0,))
+        self._late.daemon = True
+        self._late.start()
         self._counted.start()
-        return True
 
-    def _end_counting(self, counted: OperationCounter) -> None:
-        if counted.stop():
+    def _end_counting(self) -> None:
+        counted, self._counted = self._counted, None
+        if self._late is not None:
+            self._late.cancel()
+        if counted is not None and counted.stop():
             with contextlib.suppress(OSError):  # tonnage has given up and removed the folder
                 counted.write(os.path.join(self.folder, f"{self._process}.worked"), self._phase)
-        self._flush_and_leave(0)
 
     def _phase(self, mark: int) -> str:
         return str(self.watch.marks[mark][1])
@@ -204,7 +250,7 @@ class Recording:
     def leave_at_once(self, status: int) -> NoReturn:
         """Write the trace and end the process at once; replaces os._exit."""
         self.write()
-        self._leave(status if self._counted is None else 0)
+        self._leave(status)
 
     def kill(self, process: int, number: int) -> None:
         """Send a signal; SIGKILL only once the process has written its trace.  Replaces os.kill.
@@ -228,8 +274,6 @@ class Recording:
         if os.getpid() != self._process:
             return
         self.write()
-        if self._counted is not None:  # it ended, or failed, in a step that nobody asked for
-            self._flush_and_leave(0)
         if self.ended and self.ended.get("error") != "KeyboardInterrupt":
             self._flush_and_leave(1)
 

@@ -30,7 +30,7 @@ class StepCounter:
         self._ever: weakref.WeakSet[Any] = weakref.WeakSet()
         self._now: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._turns = 0
-        self._most_elements = 0
+        self._most_elements = self._made = 0
         self._is_any_counted = False
         self._given_up: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -42,6 +42,7 @@ class StepCounter:
         if not _can_step(optimizer):
             return
         (self._later if self._turns else self._known).add(optimizer)
+        self._made += 1
         self._most_elements = max(self._most_elements, sum(map(elements, _parameters(optimizer))))
 
     def is_new(self, optimizer: Any) -> bool:
@@ -75,6 +76,11 @@ class StepCounter:
         self._now.clear()
         self._known.update(self._later)
         self._later.clear()
+
+    def signature(self) -> tuple[int, int]:
+        """Return what differs where other weights are trained: the optimizers made so far, and what they train."""
+        live = [*self._known, *self._later]
+        return self._made, sum(elements(p) for each in live for p in _parameters(each) if p.requires_grad)
 
     def idle_elements(self) -> int:
         """Return the most elements that an optimizer was made for, if none of all has stepped; else 0."""

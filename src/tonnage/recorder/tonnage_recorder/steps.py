@@ -7,6 +7,7 @@ from typing import Any
 
 from .claims import Claims
 from .cuda_graphs import MOST_WARM_UPS
+from .loops import Loops
 from .marks import Marks
 from .networks import Networks
 from .shortage import Shortage
@@ -43,6 +44,8 @@ class Steps:
         """Backward passes of this step."""
         self.updating: weakref.ref[Any] | None = None
         """The optimizer that is in its `step` now."""
+        self.loops = Loops(marks, self.optimizers, stop_after, self.count_made, self._is_enough)
+        """The loops of the program."""
         self._marks, self._networks, self._shortage = marks, networks, shortage
         self._stop_after = stop_after
         self._on_step, self._on_stop = on_step, on_stop
@@ -52,15 +55,25 @@ class Steps:
         """Note a step that was made without an optimizer."""
         self.is_stepped = self._shortage.is_overcome = True
 
+    def add_optimizer(self, optimizer: Any) -> None:
+        """Add a new optimizer."""
+        self.optimizers.add(optimizer)
+        self.loops.add_optimizer()
+
     def count(self, optimizer: Any) -> None:
         """Count the step of an optimizer."""
         self.add()
         self._note_stream()
         self.optimizers.count(optimizer)
 
+    def count_made(self) -> int:
+        """Return the number of steps with the latest, once all optimizers have stepped in it."""
+        return self._marks.steps + (self.is_stepped and not self.optimizers.is_unfinished())
+
     def begin_pass(self) -> None:
         """Begin a forward or backward: if the optimizers stepped since the last one, a step is complete."""
         if not self.is_stepped and self._are_passes_enough():
+            self.loops.is_over = True
             self._on_stop()
         if not self.is_stepped or self.optimizers.is_unfinished():
             return
@@ -72,6 +85,7 @@ class Steps:
         self._on_step(self._marks.steps)
         if self._is_enough(self._marks.steps):
             self._shortage.is_overcome = True  # what ran out since the last step was for one that nobody asked for
+            self.loops.is_over = True
             self._on_stop()
         if self._marks.native is not None:
             let_watchdog_pass(self._marks.torch)
@@ -102,7 +116,8 @@ class Steps:
         self._is_on_other_stream = self._marks.is_recording and bool(cuda.current_stream() != cuda.default_stream())
 
     def _is_enough(self, steps: int) -> bool:
-        return self._stop_after is not None and steps >= self._stop_after + self._warm_ups()
+        wanted = self._stop_after
+        return wanted is not None and self.loops.steps_here(steps) >= wanted + self._warm_ups()
 
     def _warm_ups(self) -> int:
         """Return the steps that may come before a capture of a CUDA graph, which needs the most memory.

@@ -59,6 +59,8 @@ class Updates:
         if self._passes.is_inside():  # a part that was made a graphed callable
             return lambda: None
         self._steps.begin_pass()
+        if content.backward:
+            self._steps.loops.begin_backward()
 
         def end() -> None:
             self._steps.is_backward_seen = self._steps.is_backward_seen or content.backward

@@ -22,6 +22,7 @@ from .marks import Marks
 from .native import Native
 from .networks import Networks
 from .passes import Passes
+from .phases import Phases
 from .script import Script
 from .shortage import Shortage
 from .steps import Steps
@@ -85,6 +86,7 @@ class Watch:
         self.add_shortage, self.shortage_outcome = self._shortage.add, self._shortage.outcome
         self.add_step, self.is_done = self._steps.add, self._steps.is_done
         self.describe_omissions = self._steps.describe_omissions
+        self.loops, self.count_made = self._steps.loops, self._steps.count_made
         self.idle_elements = self._steps.optimizers.idle_elements
 
     @property
@@ -124,6 +126,11 @@ class Watch:
     def early_block_count(self) -> int:
         """Number of blocks that were handed out or taken back in these events."""
         return self._marks.early_block_count
+
+    def follow_script(self) -> None:
+        """Follow a program that tonnage did not write: its loops end after their steps, its phases have names."""
+        self.loops.hook()
+        Phases(self._marks).hook()
 
     def start(self) -> None:
         """Register every hook.  Nothing touches the GPU: the allocator's history begins when CUDA does."""
@@ -167,7 +174,7 @@ class Watch:
         any_hook = modules._has_any_global_hook
         modules._has_any_global_hook = functools.partial(_has_hooks_of_others, modules)  # torch.compile warns of them
         make = optimizer.Optimizer.__init__
-        optimizer.Optimizer.__init__ = _call_after(make, self._steps.optimizers.add)
+        optimizer.Optimizer.__init__ = _call_after(make, self._steps.add_optimizer)
         compile_in_place = modules.Module.compile
         modules.Module.compile = _call_after(compile_in_place, self._passes.follow_compiled)
         forget_graphs = self._graphs.hook(torch, self._updates.begin_replay)

@@ -49,7 +49,8 @@ def _start(torch: ModuleType, script: Script, environment: dict[str, str], hub: 
     from torch.optim import optimizer
 
     ghost = native.load()
-    watch = Watch(torch, ghost, stop_after_steps=int(environment.get("TONNAGE_STEPS", "3")))
+    steps = environment.get("TONNAGE_STEPS", "3")
+    watch = Watch(torch, ghost, stop_after_steps=None if steps == "all" else int(steps))
     policy = values.Policy(torch, ghost)
     if ghost is not None:
         values.install(policy)
@@ -69,7 +70,9 @@ def _start(torch: ModuleType, script: Script, environment: dict[str, str], hub: 
     recorded = recording.Recording(watch, environment["TONNAGE_OUT"], source, assumed)
     recorded.counts = bool(environment.get("TONNAGE_COUNTED"))
     watch.on_stop = recorded.stop
-    watch.on_end = recorded.end
+    watch.on_end = watch.loops.give_up = recorded.end
+    watch.loops.complete, watch.loops.end_step = recorded.complete, recorded.end_step
+    watch.follow_script()
     watch.script = script
     watch.start()
     Engines(watch, environment["TONNAGE_OUT"], recorded.ended, policy.assumed).listen()

@@ -24,6 +24,7 @@ from . import (
     descent,
     detection,
     diffusion,
+    downloads,
     experts,
     generation,
     generation_loop,
@@ -60,6 +61,9 @@ _OF_LIBRARIES: tuple[tuple[str, Callable[[Policy, ModuleType], None]], ...] = (
     ("triton.runtime.autotuner", tuning.patch),
     ("triton.runtime.jit", triton_kernels.patch),
     ("torch._inductor.config", tuning.patch_inductor),
+    ("torch._inductor.select_algorithm", tuning.patch_selection),
+    ("torch._inductor.runtime.coordinate_descent_tuner", tuning.patch_descent),
+    ("torch._inductor.runtime.triton_heuristics", tuning.patch_forms),
     ("bitsandbytes.functional", outliers.patch),
     ("deepspeed.ops.op_builder.builder", deepspeed_ops.patch),
     ("cpuinfo", deepspeed_ops.answer_some_at_once),
@@ -83,6 +87,8 @@ _OF_LIBRARIES: tuple[tuple[str, Callable[[Policy, ModuleType], None]], ...] = (
     ("flashinfer.jit.core", jit.patch),
     ("vllm.engine.arg_utils", serving.patch_arguments),
     ("vllm.v1.worker.gpu.model_runner", serving.patch_sampler),
+    ("torch.hub", downloads.patch_hub),
+    ("timm.models._builder", downloads.patch_timm),
 )
 """Patches of modules of libraries, made when these are imported."""
 

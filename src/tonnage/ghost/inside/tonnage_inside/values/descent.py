@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .policy import Policy
 
-_NEVER = -1.0
+_NEVER = float("-inf")
 """A tolerance that no size and no change is below."""
 _CURVED = 1e-10
 """Lower bound with which L-BFGS compares the product of a step and its change of gradient."""

@@ -94,7 +94,7 @@ def _is_exchange(function: Any) -> bool:
 
 
 class _Numbers:
-    """What is known and guessed of the small tensors on the card."""
+    """The small tensors on the card that are known or guessed."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy, self._torch = policy, policy.torch

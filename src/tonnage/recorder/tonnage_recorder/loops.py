@@ -1,0 +1,184 @@
+"""Ends the loops of a program when they have made their steps, so that the program goes on behind them.
+
+A torch DataLoader of such a loop has no more batches.  A loop without one may go on for a few seconds, since the end
+of most is near; then `LoopEnded` unwinds it, which `except Exception` does not catch.  A further loop, with another
+loader or a new optimizer, makes as many steps as the first.
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from . import outcome
+from .imports import after_import
+from .marks import Marks
+from .step_counter import StepCounter
+
+GRACE_SECONDS = 3.0
+"""Time for which a loop without a loader may go on after its last wanted step, in a program of one process."""
+
+_PATIENCE = 16
+"""Number of times that a loop is unwound before the process is ended: something in it catches everything."""
+
+
+class LoopEnded(SystemExit):
+    """Unwinds a loop that has made its steps; a program that does not catch it ends with exit code 0."""
+
+
+class Loops:
+    """The loop that trains now.
+
+    `wanted` is its number of steps, None for all; `made_steps` returns the number of steps that the program has made,
+    and `is_enough` whether so many are enough for this loop.
+    """
+
+    def __init__(
+        self,
+        marks: Marks,
+        optimizers: StepCounter,
+        wanted: int | None,
+        made_steps: Callable[[], int],
+        is_enough: Callable[[int], bool],
+    ) -> None:
+        self.rows: list[dict[str, Any]] = []
+        """Place and first step of each loop, from 1."""
+        self.unwound = ""
+        """Place of the pass at which a loop was unwound; empty if none was."""
+        self.is_over = False
+        """True when this loop has made its steps."""
+        self.give_up: Callable[[], None] = lambda: None
+        """Called when a loop does not end."""
+        self.complete: Callable[[], None] = lambda: None
+        """Called when a further loop begins: the one before has made its steps."""
+        self.end_step: Callable[[], bool] = lambda: True
+        """Called when a loop goes on after its last wanted step; returns whether no further step is wanted."""
+        self._marks, self._optimizers, self._wanted = marks, optimizers, wanted
+        self._made_steps, self._is_enough = made_steps, is_enough
+        self._base = 0
+        self._is_optimizer_new = False
+        self._batches: _Batches | None = None
+        self._over_since: float | None = None
+        self._unwound = 0
+        self._ended: set[tuple[Any, ...]] = set()
+        self._backward_passes = 0
+
+    def hook(self) -> None:
+        """Follow data loaders and trainers from now on."""
+        after_import("torch.utils.data.dataloader", self._hook_loaders)
+        after_import("transformers.trainer_callback", self._hook_trainer)
+
+    def steps_here(self, steps: int) -> int:
+        """Return how many of the program's steps belong to this loop."""
+        return steps - self._base
+
+    def add_optimizer(self) -> None:
+        """Note that an optimizer was made: after a loop that has made its steps, it is for a further one."""
+        self._is_optimizer_new = self._is_optimizer_new or self._is_done()
+
+    def begin_forward(self) -> None:
+        """Begin a forward pass that may be the first one of a loop."""
+        is_loader_new = self._batches is not None and self._batches.is_new
+        is_further = (self._is_optimizer_new or is_loader_new) and self._is_done()
+        if is_further:
+            self.complete()
+        if is_further or not self.rows:
+            self._base = self._made_steps()
+            self._is_optimizer_new = self.is_over = False
+            self._over_since, self._unwound = None, 0
+            self.rows.append({"place": outcome.locate_caller(), "first_step": self._base + 1})
+
+    def begin_backward(self) -> None:
+        """Begin a backward pass.  Raises LoopEnded in a loop that should have ended."""
+        self._backward_passes += 1
+        if not self.is_over or not self.end_step():
+            return
+        now = time.monotonic()
+        self._over_since = self._over_since or now
+        if now - self._over_since < GRACE_SECONDS and not self._is_distributed():
+            return
+        self.unwound = outcome.locate_caller()
+        self._unwound += 1
+        if self._unwound > _PATIENCE:
+            self.give_up()
+        raise LoopEnded(0)
+
+    def _is_done(self) -> bool:
+        """Return whether this loop has made its last wanted step, also if the next one has not begun."""
+        return self._is_enough(self._made_steps())
+
+    def _is_distributed(self) -> bool:
+        distributed = self._marks.torch.distributed
+        return bool(distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
+
+    def _hook_loaders(self, module: ModuleType) -> None:
+        loader, iterator = module.DataLoader, module._BaseDataLoaderIter
+        begin, fetch = loader.__iter__, iterator.__next__
+
+        @functools.wraps(begin)
+        def begun(batches: Any) -> Any:
+            made = begin(batches)
+            made.tonnage_batches = _Batches(self, batches)
+            return made
+
+        @functools.wraps(fetch)
+        def fetched(batches: Any) -> Any:
+            own = getattr(batches, "tonnage_batches", None)
+            if own is not None and own.is_at_end():
+                raise StopIteration
+            return fetch(batches)
+
+        loader.__iter__, iterator.__next__ = begun, fetched
+
+    def _hook_trainer(self, module: ModuleType) -> None:
+        kind = module.CallbackHandler
+        original = kind.on_step_end
+
+        @functools.wraps(original)
+        def on_step_end(*args: Any, **kwargs: Any) -> Any:
+            control = original(*args, **kwargs)
+            if self._is_done() and self.end_step():
+                control.should_training_stop = True
+            return control
+
+        kind.on_step_end = on_step_end
+
+
+class _Batches:
+    """One pass over a data loader."""
+
+    def __init__(self, loops: Loops, loader: Any) -> None:
+        self._loops = loops
+        self._signature = (outcome.locate_caller(), id(loader), *loops._optimizers.signature())
+        self._is_later = loops._is_done()
+        """True if it began after the loop had made its steps."""
+        self._passes, self._count = loops._backward_passes, 0
+
+    @property
+    def is_new(self) -> bool:
+        """True if it began after the loop had made its steps, and is not that loop's own loader."""
+        return self._is_later and self._signature not in self._loops._ended
+
+    def is_at_end(self) -> bool:
+        """Return whether there is no further batch, and count one if there is.
+
+        After the steps of a loop its loader gives one batch each time it is begun again, for programs that divide by
+        the number of batches; another loader, with which nothing is trained, as many as steps are wanted.
+        """
+        loops = self._loops
+        if not loops._is_done():
+            at_end = False
+        elif not self._is_later:
+            at_end = loops.end_step()
+        elif self._signature in loops._ended:
+            at_end = self._count >= 1
+        elif loops._backward_passes > self._passes:
+            at_end = loops.end_step()
+        else:
+            at_end = self._count >= (loops._wanted or 1)
+        if at_end:
+            loops._ended.add(self._signature)
+        self._count += 1
+        loops._batches = self
+        return at_end

@@ -1,0 +1,77 @@
+"""Further loops, evaluation, generation and saving that a process did after its first loop had made its steps."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, Final
+
+from tonnage.estimates.estimate import Estimate, PhasePeak
+from tonnage.estimates.timeline import timeline
+from tonnage.trace.trace import Trace
+from tonnage.units import format_size, pluralise
+
+_SHOWN: Final = {"evaluation": "evaluate", "generate": "generate", "save": "save", "reference": "reference"}
+"""Phases that a report shows although they came after the steps, by their names in a trace."""
+
+
+def describe(first: Trace, rest: Trace) -> dict[str, Any]:
+    """Return the loops and phases of `rest`, which begins with all of `first`, and their peaks in bytes."""
+    walked = timeline(rest)
+    allocated, reserved = walked.allocated_by_mark, walked.reserved_by_mark
+
+    def peaks(marks: Sequence[int]) -> dict[str, int]:
+        return {
+            "allocated_bytes": int(max((allocated[mark] for mark in marks), default=0)),
+            "reserved_bytes": int(max((reserved[mark] for mark in marks), default=0)),
+        }
+
+    phases: dict[str, list[int]] = {}
+    for place in range(len(first.marks), len(rest.marks)):
+        phases.setdefault(rest.marks[place].phase, []).append(place)
+    loops = rest.script.get("loops", [])
+    starts = [_first_mark(rest, loop["first_step"]) for loop in loops] + [len(rest.marks)]
+    described = [
+        {**loop, "steps": _count_steps(rest, start, end), **peaks(range(start, end))}
+        for loop, (start, end) in zip(loops, pairwise(starts), strict=True)
+    ]
+    return {
+        "loops": described if len(described) > 1 else [],
+        "phases": {_SHOWN[name]: peaks(places) for name, places in phases.items() if name in _SHOWN},
+    }
+
+
+def _first_mark(trace: Trace, step: int) -> int:
+    """Return the first mark of a step, from 1."""
+    return next((place for place, mark in enumerate(trace.marks) if mark.step + 1 >= step), len(trace.marks))
+
+
+def _count_steps(trace: Trace, start: int, end: int) -> int:
+    """Return the number of optimizer steps between two marks."""
+    before, after = (trace.marks[place].step if place < len(trace.marks) else trace.steps for place in (start, end))
+    return after - before
+
+
+def notes(trace: Trace) -> list[str]:
+    """Return a note for each loop of a process with several, and one on what was not run."""
+    loops = (trace.script.get("further") or {}).get("loops", [])
+    found = [
+        f"Loop {number} of {len(loops)} (at {loop['place']}), {pluralise(loop['steps'], 'optimizer step')}: at most "
+        f"{format_size(loop['allocated_bytes'])} allocated, {format_size(loop['reserved_bytes'])} reserved."
+        for number, loop in enumerate(loops, 1)
+    ]
+    if place := trace.script.get("unwound"):
+        found.append(
+            f"The loop at {place} has no data loader that could end and went on after its steps: it was unwound, "
+            "and what the program does behind it was not run."
+        )
+    return found
+
+
+def with_later_phases(estimate: Estimate, trace: Trace) -> Estimate:
+    """Return the estimate with the phases that came only after the steps."""
+    known = {phase.name for phase in estimate.phases}
+    later = (trace.script.get("further") or {}).get("phases", {})
+    return replace(
+        estimate,
+        phases=(*estimate.phases, *(PhasePeak(name=name, **later[name]) for name in later if name not in known)),
+    )

@@ -1,0 +1,112 @@
+"""Programs whose loops end after their steps, and that go on behind them."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tonnage.errors import TrialFailed
+
+pytestmark = pytest.mark.ghost
+
+ENDS = str(Path(__file__).parents[1] / "programs" / "habits" / "ends.py")
+
+
+def answered(answer: Any) -> Any:
+    assert answer.error is None, f"{answer.error}\n{answer.output[-2000:]}"
+    return answer.run.estimate
+
+
+def test_what_is_to_be_done_at_the_end_is_done(dry_run: Any) -> None:
+    answer = dry_run("habits/ends.py", "cleans-up")
+    assert answered(answer).fits
+    assert answer.printed == ({"done": "finally"}, {"done": "atexit"})
+    assert answer.run.traces[0].steps == 3
+
+
+def test_the_worst_of_several_loops_decides(dry_run: Any) -> None:
+    """The third of three networks has 2**31 weights: 8 GiB each of weights, gradients and two states."""
+    answer = dry_run("habits/ends.py", "sweeps", gpu="t4")
+    estimate = answered(answer)
+    assert not estimate.fits
+    assert answer.printed == ({"width": 256}, {"width": 1024})
+    loops = [note for note in estimate.notes if note.startswith("Loop ")]
+    assert [note.split(" (")[0] for note in loops] == ["Loop 1 of 3", "Loop 2 of 3", "Loop 3 of 3"]
+
+
+def test_a_second_loop_over_the_same_loader_has_steps_of_its_own(dry_run: Any) -> None:
+    """A head of 64 x 64, then two matrices of 2**22 weights more: weights, gradients, states, foreach temporaries."""
+    answer = dry_run("habits/ends.py", "unfreezes")
+    estimate = answered(answer)
+    assert answer.printed == ({"count": 3}, {"count": 3})
+    weights = 4 * 2 * 2**22
+    assert estimate.peak.allocated_bytes > 4 * weights
+    assert any(note.startswith("Loop 2 of 2") and "3 optimizer steps" in note for note in estimate.notes)
+
+
+def test_epochs_evaluation_and_saving_come_to_their_end(dry_run: Any) -> None:
+    """After its steps the loader gives one batch an epoch, and the evaluation sees as many batches as steps."""
+    answer = dry_run("habits/ends.py", "epochs")
+    estimate = answered(answer)
+    assert [said.get("count") for said in answer.printed] == [3, 1, 1, None]
+    assert answer.printed[0]["evaluated"] == 3
+    assert answer.printed[-1] == {"saved": True}
+    rows = 8 * 2**13 * 64 * 4
+    (evaluation,) = [phase for phase in estimate.phases if phase.name == "evaluate"]
+    assert evaluation.allocated_bytes >= 2 * rows
+
+
+@pytest.mark.parametrize(("way", "said"), [("endless", {"unwound": True}), ("catches-all", {"caught": "LoopEnded"})])
+def test_a_loop_without_an_end_is_unwound(dry_run: Any, way: str, said: dict[str, object]) -> None:
+    answer = dry_run("habits/ends.py", way)
+    (note,) = answered(answer).notes
+    assert said in answer.printed
+    assert {"caught": True} not in answer.printed, "except Exception does not catch it"
+    assert "it was unwound, and what the program does behind it was not run" in note
+
+
+def test_a_command_that_fails_after_its_steps_has_an_answer(dry_run: Any) -> None:
+    estimate = answered(dry_run("habits/ends.py", "fails-later"))
+    (note,) = estimate.notes
+    assert note.startswith("After these steps: The command failed: ValueError: the results have no name")
+
+
+def test_an_evaluation_that_runs_out_of_memory_decides(dry_run: Any) -> None:
+    estimate = answered(dry_run("habits/ends.py", "evaluates", gpu="t4"))
+    assert not estimate.fits
+    assert "evaluat" in estimate.oom.phase
+    assert "Tried to allocate 8.00 GiB" in estimate.oom.message
+
+
+def test_a_parent_gets_the_results_of_its_children(dry_run: Any) -> None:
+    answer = dry_run("habits/ends.py", "queue", gpu="2xt4")
+    answered(answer)
+    assert answer.printed == ({"counts": [3, 3]},)
+
+
+def test_the_second_stage_of_a_shells_script_runs(dry_run: Any) -> None:
+    """It reads what the first one saved."""
+    python = f"{sys.executable} {ENDS}"
+    answer = dry_run(
+        "habits/ends.py", launcher=("bash", "-ec", f"{python} first-stage; {python} second-stage; exit 0", "sh")
+    )
+    estimate = answered(answer)
+    assert answer.printed == ({"count": 3},)
+    assert any("Another process of the command" in note for note in estimate.notes)
+
+
+def test_all_steps_are_run_where_that_is_asked_for(dry_run: Any) -> None:
+    answer = dry_run("habits/ends.py", "epochs", steps=None)
+    answered(answer)
+    assert [said.get("count") for said in answer.printed] == [100, 100, 100, None]
+    assert answer.run.traces[0].steps == 300
+
+
+def test_one_step_alone_is_told(dry_run: Any) -> None:
+    estimate = answered(dry_run("habits/ends.py", "fails-later", steps=1))
+    assert any(note.startswith("Only the first step was run") for note in estimate.notes)
+
+
+def test_a_loop_that_fails_before_its_steps_has_no_answer(dry_run: Any) -> None:
+    assert isinstance(dry_run("habits/ends.py", "second-stage").error, TrialFailed)

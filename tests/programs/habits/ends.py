@@ -1,0 +1,167 @@
+"""Programs that go on behind their training loops, or have several of them.
+
+python ends.py cleans-up|sweeps|unfreezes|epochs|endless|catches-all|fails-later|evaluates|queue|second-stage
+"""
+
+import atexit
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+WIDTH = 64
+
+
+def say(**what: object) -> None:
+    os.write(1, (json.dumps(what) + "\n").encode())
+
+
+def network(width: int = WIDTH) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(WIDTH, width), nn.ReLU(), nn.Linear(width, WIDTH)).cuda()
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def loader(rows: int = 800) -> DataLoader[tuple[torch.Tensor, ...]]:
+    return DataLoader(TensorDataset(torch.randn(rows, WIDTH)), batch_size=8)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: torch.Tensor) -> None:
+    model(rows).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[tuple[torch.Tensor, ...]]) -> int:
+    count = 0
+    for (rows,) in batches:
+        step(model, optimizer, rows.cuda())
+        count += 1
+    return count
+
+
+def random_rows() -> torch.Tensor:
+    return torch.randn(8, WIDTH, device="cuda")
+
+
+def cleans_up() -> None:
+    """What is to be done at the end is done."""
+    atexit.register(say, done="atexit")
+    model, optimizer = network()
+    try:
+        for _ in range(10):
+            step(model, optimizer, random_rows())
+    finally:
+        say(done="finally")
+
+
+def sweeps() -> None:
+    """Three widths, the largest last: its weights, gradients and states take 27 GiB."""
+    for width in (256, 1024, 2**24):
+        model, optimizer = network(width)
+        for _ in range(5):
+            step(model, optimizer, random_rows())
+        say(width=width)
+
+
+def unfreezes() -> None:
+    """The head alone, then everything, with the same loader and an optimizer for each."""
+    model = nn.Sequential(nn.Linear(WIDTH, 2**16), nn.Linear(2**16, WIDTH), nn.Linear(WIDTH, WIDTH)).cuda()
+    batches = loader()
+    for trained in (model[-1], model):
+        for parameter in model.parameters():
+            parameter.requires_grad = False
+        for parameter in trained.parameters():
+            parameter.requires_grad = True
+        say(count=train(model, torch.optim.AdamW(trained.parameters()), batches))
+
+
+def epochs() -> None:
+    """Three epochs, with an evaluation after each and a mean over its batches, then the weights are saved."""
+    model, optimizer = network()
+    batches, others = loader(), loader(400)
+    for epoch in range(3):
+        count = train(model, optimizer, batches)
+        with torch.no_grad():
+            evaluated = sum(len(model(torch.cat([rows.cuda()] * 2**13))) > 0 for (rows,) in others)
+        say(epoch=epoch, count=count, mean=1 / count, evaluated=evaluated)
+    torch.save(model.state_dict(), "ends.pt")
+    say(saved=True)
+
+
+def endless() -> None:
+    """A loop without a loader and without an end."""
+    model, optimizer = network()
+    try:
+        while True:
+            try:
+                step(model, optimizer, random_rows())
+            except Exception:
+                say(caught=True)
+    finally:
+        say(unwound=True)
+
+
+def catches_all() -> None:
+    """A loop without an end from which nothing gets out."""
+    model, optimizer = network()
+    while True:
+        try:
+            step(model, optimizer, random_rows())
+        except BaseException as error:
+            say(caught=type(error).__name__)
+
+
+def fails_later() -> None:
+    model, optimizer = network()
+    train(model, optimizer, loader())
+    raise ValueError("the results have no name")
+
+
+def evaluates() -> None:
+    """The evaluation after the training needs more than that: 2**21 rows of 64 numbers, in fp32 several times."""
+    model, optimizer = network()
+    train(model, optimizer, loader())
+    with torch.no_grad():
+        model(torch.zeros(2**25, WIDTH, device="cuda"))
+    say(evaluated=True)
+
+
+def work(rank: int, results: "torch.multiprocessing.SimpleQueue") -> None:  # type: ignore[name-defined]
+    torch.cuda.set_device(rank)
+    model, optimizer = network()
+    results.put(train(model, optimizer, loader()))
+
+
+def queue() -> None:
+    """The parent waits for the results of its children."""
+    results = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    torch.multiprocessing.spawn(work, args=(results,), nprocs=2)  # type: ignore[no-untyped-call]
+    say(counts=[results.get(), results.get()])
+
+
+def first_stage() -> None:
+    model, optimizer = network()
+    train(model, optimizer, loader())
+    torch.save(model.state_dict(), "stage.pt")
+
+
+def second_stage() -> None:
+    model, optimizer = network()
+    model.load_state_dict(torch.load("stage.pt"))
+    say(count=train(model, optimizer, loader()))
+
+
+WAYS: dict[str, Callable[[], None]] = {
+    way.__name__.replace("_", "-"): way
+    for way in (
+        *(cleans_up, sweeps, unfreezes, epochs, endless, catches_all, fails_later, evaluates, queue),
+        *(first_stage, second_stage),
+    )
+}
+
+if __name__ == "__main__":
+    WAYS[sys.argv[1]]()
