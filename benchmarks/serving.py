@@ -107,7 +107,7 @@ def network(name: str) -> ServedNetwork:
 def settings(row: dict[str, Any]) -> ServeSettings:
     """Return the settings that a row states."""
     names = ("tp", "pp", "dp", "ep", "max_len", "max_seqs", "max_batched_tokens", "quantization", "kv_dtype")
-    stated = {name: row[name] for name in (*names, "block_tokens") if name in row}
+    stated = {name: row[name] for name in (*names, "block_tokens", "warm") if name in row}
     return ServeSettings(engine=f"vllm@{row['version']}", gpu_memory_utilization=row.get("utilization"), **stated)
 
 
@@ -180,13 +180,19 @@ def summary(rows: Sequence[Compared]) -> str:
     answered = [item for item in apart if not item.is_unknown]
     right = [item for item in answered if item.starts == item.row["starts"]]
     close = _known(item.difference("activation_gib") for item in apart)
+    others = _known(
+        item.error("kv_gib") for item in apart if item.row["starts"] and not item.row["gpu"].startswith("h100")
+    )
     lines += [
         "",
         f"Starts or does not start: right in {len(right)} of {len(answered)} rows. A step's peak is within 0.02 GiB "
         f"in {sum(gib <= 0.02 for gib in close)} of {len(close)}. {len(rows) - len(apart)} more rows gave constants; "
         f"{len(apart) - len(answered)} are of networks with images whose kind is not known here, and get no answer. "
-        "The form of the terms was found with all of these logs at hand, so only logs of other versions and cards "
-        "can confirm it. The planner's rows are most of the logs of 0.19.0, with those that are not known here.",
+        "The form of the terms was found with the logs of H100s up to 0.19.0 at hand. The others were looked for "
+        "afterwards; they gave the term for compiling and the graphs of other cards than H100s. Of those that gave "
+        f"nothing, {len(others)} are of other cards: median error of the pool {_percent(statistics.median(others))}, "
+        f"worst {_percent(max(others))}. "
+        "The planner's rows are most of the logs of 0.19.0, with those that are not known here.",
     ]
     return "\n".join(lines)
 

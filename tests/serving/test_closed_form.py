@@ -10,10 +10,10 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.catalog.models import find_model
 from tonnage.errors import CannotEstimate, UnreadableModel, UsageError
 from tonnage.serving.closed_form import estimate_serving
-from tonnage.serving.facts import graphs, outside_torch, parse_engine, vllm_facts
+from tonnage.serving.facts import graphs, outside_torch, parse_engine, runs_second, vllm_facts, with_second_runner
 from tonnage.serving.network import read_network
 from tonnage.serving.settings import ServeSettings
-from tonnage.units import GIB
+from tonnage.units import GIB, MIB
 
 
 def ask(model, gpu, **settings):
@@ -176,9 +176,69 @@ def test_facts_hold_from_a_version_on():
     h100, a100 = (parse_cluster(name).device for name in ("h100-80gb", "a100-40gb"))
     assert outside_torch((0, 17), h100, tp=1, pp=1).bytes < outside_torch((0, 18), h100, tp=1, pp=1).bytes
     assert outside_torch((0, 19), a100, tp=1, pp=1) == outside_torch((0, 11), a100, tp=1, pp=1)
-    assert graphs(80, has_experts=False).bytes > graphs(32, has_experts=False).bytes
+    assert graphs(h100, 80, has_experts=False).bytes > graphs(h100, 32, has_experts=False).bytes
+    assert graphs(a100, 80, has_experts=False).bytes < graphs(h100, 80, has_experts=False).bytes
+    early, later = vllm_facts((0, 20)), vllm_facts((0, 21))
+    assert [vllm_facts(v).graphs_in_budget for v in ((0, 19, 1), (0, 20))] == [False, True]
+    assert [facts.tokens_by_concurrency for facts in (early, later)] == [False, True]
+    assert [vllm_facts(v).steps_in_flight for v in ((0, 25), (0, 26))] == [1, 2]
     assert str(parse_engine("vLLM==0.19.0")) == "vllm 0.19.0"
     assert parse_engine("vllm@0.20.1rc2").version == (0, 20, 1)
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "experts", "states", "quantized", "second"),
+    [
+        ((0, 21), "qwen3", False, False, False, False),
+        ((0, 22), "qwen3", False, False, False, True),
+        ((0, 22), "qwen3", False, False, True, False),
+        ((0, 22), "llama", False, False, False, False),
+        ((0, 24), "qwen2", False, False, False, False),
+        ((0, 24), "deepseek_v2", True, False, True, True),
+        ((0, 25), "qwen2", False, False, True, True),
+        ((0, 25), "qwen3_moe", True, False, False, False),
+        ((0, 28), "qwen3_5", False, True, False, False),
+        ((0, 33), "qwen3_moe", True, False, False, True),
+    ],
+)
+def test_which_model_runner_has_a_network(version, kind, experts, states, quantized, second):
+    """As vllm/config/vllm.py of these versions decides."""
+    assert runs_second(version, kind, has_experts=experts, has_states=states, quantized=quantized) is second
+
+
+def test_the_second_runner_keeps_counts_of_words_and_estimates_graphs_late():
+    facts = vllm_facts((0, 31))
+    second = with_second_runner(facts, (0, 31))
+    assert second.kept_bytes > facts.kept_bytes == 0
+    assert [facts.graphs_in_budget, second.graphs_in_budget] == [True, False]
+    assert with_second_runner(facts, (0, 33)).graphs_in_budget
+
+
+def test_a_first_start_compiles_beside_a_second_table_of_words():
+    """Logs of Qwen2.5-7B: 26.32 GiB left on an L40S in a first start, 4.45 on an RTX 4090 in a later one."""
+    first = {"engine": "vllm@0.22.0", "max_seqs": 128, "max_batched_tokens": 2048, "gpu_memory_utilization": 0.95}
+    cold, warm = (ask("qwen2.5-7b", "l40s", max_len=4096, warm=warm, **first) for warm in (False, True))
+    assert cold.worst.pool_bytes / GIB == pytest.approx(26.32, abs=0.15)
+    table = 152_064 * 3584 * 2 + 2 * 2048 * 3584 * 2
+    assert cold.worst.profile.compile_bytes - table < 64 * MIB  # and cuBLAS's workspace
+    assert warm.worst.profile.compile_bytes == 0
+    assert warm.worst.profile.bytes < cold.worst.profile.bytes == cold.worst.profile.compile_bytes
+    assert ["--warm" in " ".join(answer.assumed) for answer in (cold, warm)] == [True, False]
+    later = ask("qwen2.5-7b", "rtx-4090", engine="vllm@0.24.0", max_len=2048, gpu_memory_utilization=0.85, warm=True)
+    assert later.worst.pool_bytes / GIB == pytest.approx(4.45, abs=0.15)
+    eager = ask("qwen2.5-7b", "l40s", max_len=4096, eager=True, **first)
+    assert eager.worst.profile.compile_bytes == 0
+
+
+@pytest.mark.parametrize(("tokens", "utilization", "pool_gib"), [(65_536, 0.92, 4.15), (32_768, 0.96, 12.15)])
+def test_experts_on_four_cards(tokens, utilization, pool_gib):
+    """Logs of Qwen3-235B-A22B-Instruct-2507-FP8 with vLLM 0.20.0 on 4 x H100, with experts divided."""
+    answer = ask(
+        *("qwen3-235b-a22b", "4xh100-80gb"),
+        **{"engine": "vllm@0.20.0", "quantization": "fp8-block", "tp": 4, "ep": 4, "max_len": 32_768},
+        **{"max_seqs": 128, "max_batched_tokens": tokens, "gpu_memory_utilization": utilization},
+    )
+    assert answer.worst.pool_bytes / GIB == pytest.approx(pool_gib, abs=0.2)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_the_best_plan_keeps_the_numbers_and_no_candidate_that_does_is_faster():
         if other.estimate.starts and other.held >= 64 and other.loss == 0:
             assert other.speed.output_tokens_per_second <= best.speed.output_tokens_per_second
     assert any(plan.loss for plan in solution.plans[1:])
-    assert "only 25 of 64 requests run together" in best.reasons[0].why
+    assert "only 23 of 64 requests run together" in best.reasons[0].why
     assert best.simulation.preemptions == 0
 
 

@@ -40,6 +40,7 @@ from tonnage.cli.serving_options import (
     Quantized,
     Task,
     Utilization,
+    Warm,
     check_task,
     read_settings,
 )
@@ -115,6 +116,7 @@ def estimate(
     quantization: Quantized = None,
     dp: DataParallel = None,
     eager: Eager = False,
+    warm: Warm = False,
     concurrency: Concurrency = None,
     **options: Any,
 ) -> int:
@@ -127,7 +129,7 @@ def estimate(
     serving = {
         **{"max_len": max_len, "max_seqs": max_seqs, "max_batched_tokens": max_batched_tokens, "dp": dp},
         **{"gpu_memory_utilization": gpu_memory_utilization, "kv_dtype": kv_dtype, "quantization": quantization},
-        "eager": eager,
+        **{"eager": eager, "warm": warm},
     }
     requests = {"concurrency": concurrency}
     others = {"plan": plan, "rank": rank, "steps": steps, "tokens": tokens, "samples": samples, "price": price}

@@ -52,7 +52,7 @@ PANELS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     SERVING: (
         *("task", "max_len", "max_seqs", "max_batched_tokens", "gpu_memory_utilization", "kv_dtype", "quantization"),
-        *("dp", "eager", "concurrency"),
+        *("dp", "eager", "warm", "concurrency"),
     ),
     SEARCH: ("find", "allow", "only", "without", "headroom", "settings"),
     HARDWARE: (

@@ -41,6 +41,7 @@ from tonnage.cli.serving_options import (
     Quantized,
     Task,
     Utilization,
+    Warm,
     check_task,
     read_settings,
 )
@@ -155,6 +156,7 @@ def plan(
     quantization: Quantized = None,
     dp: DataParallel = None,
     eager: Eager = False,
+    warm: Warm = False,
     concurrency: Concurrency = None,
     **options: Any,
 ) -> int:
@@ -169,7 +171,7 @@ def plan(
     serving = {
         **{"max_len": max_len, "max_seqs": max_seqs, "max_batched_tokens": max_batched_tokens, "dp": dp},
         **{"gpu_memory_utilization": gpu_memory_utilization, "kv_dtype": kv_dtype, "quantization": quantization},
-        "eager": eager,
+        **{"eager": eager, "warm": warm},
     }
     requests = {"concurrency": concurrency}
     others = {"only": only, "without": without, "allow": allow, "from": settings, "timeout": timeout, "torch": torch}

@@ -69,7 +69,10 @@ Concurrency = Annotated[
     int | None,
     count("--concurrency", "Requests that are always there, of the --lengths, as p50=800,p95=6000,output=256."),
 ]
-Eager = Annotated[bool, typer.Option("--eager", help="Serve without CUDA graphs.")]
+Eager = Annotated[bool, typer.Option("--eager", help="Serve without compiling and CUDA graphs.")]
+Warm = Annotated[
+    bool, typer.Option("--warm", help="The engine's cache has the compiled network from an earlier start.")
+]
 
 
 def check_task(task: str, serving: Mapping[str, Any], training: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ _LOOKS: Final[dict[str, Look]] = {
 }
 _MEANINGS: Final = {
     "weights": "as loaded on one GPU",
-    "step's peak": "the profiled step, or its sampler",
+    "step's peak": "the step, its sampler, or compiling",
     "KV cache": "the pool for all requests",
     "CUDA graphs": "captured batch sizes",
     "outside torch": "CUDA context, loaded kernels, NCCL",

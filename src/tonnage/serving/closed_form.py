@@ -9,9 +9,20 @@ from typing import Final
 
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, UsageError
+from tonnage.model import text_part
 from tonnage.serving.answer import Serving
 from tonnage.serving.cache_layers import read_layers
-from tonnage.serving.facts import Interval, estimated_graphs, graphs, outside_torch, sglang_facts, vllm_facts
+from tonnage.serving.facts import (
+    Interval,
+    VllmFacts,
+    estimated_graphs,
+    graphs,
+    outside_torch,
+    runs_second,
+    sglang_facts,
+    vllm_facts,
+    with_second_runner,
+)
 from tonnage.serving.kv_cache import LayerCache, Layout, Pool, Request, lay_out, split_stages
 from tonnage.serving.network import ServedNetwork
 from tonnage.serving.profile import ProfilePeak, cublas_workspace_bytes, profile_peak
@@ -30,11 +41,16 @@ _CAPTURED_MOST: Final = 512
 _AMPERE: Final = (8, 0)
 """Capability from which on flash attention is assumed to be installed for transformers."""
 
+_FIRST_RUNNER: Final = (0, 21)
+"""Version of vLLM whose profile stands for the step of another engine."""
+
 _LOADING_BYTES: Final = GIB
 """Memory that loading weights may leave reserved in transformers: assumed."""
 
 _PROFILE_INTERVAL: Final = (0.98, 1.05)
 """Peak of a log / that of the formula, for networks of text."""
+_COMPILE_INTERVAL: Final = (0.95, 1.4)
+"""The same where torch's compiling makes the peak: logs of 0.22.0, 0.22.1 and 0.31.0 have 1.01, 1.3 and 1.37."""
 _TOWER_INTERVAL: Final = (1.0, 1.4)
 """The same for networks with images, whose encoder is profiled too and has no formula here."""
 
@@ -143,7 +159,7 @@ def _stage_memory(
 ) -> StageMemory:
     stage, stated = stages[index], full.stated
     weights = sum(_by_part(network, full, stage).values())
-    facts = vllm_facts(full.engine.version if full.engine.name == "vllm" else (0, 21))
+    facts = _profile_facts(network, full, layers)
     shape = network.shape
     if shape is None:
         raise CannotEstimate(
@@ -163,14 +179,18 @@ def _stage_memory(
         samples=samples,
         staged=len(stages) > 1,
         towers=network.has_towers,
+        embeds=full.compiles and index == 0 and not network.has_towers,
     )
     outside = outside_torch(full.engine.version, full.device, tp=stated.tp, pp=stated.pp)
     none = Interval(low_bytes=0, bytes=0, high_bytes=0)
-    captured = none if stated.eager else graphs(len(stage), has_experts=shape.experts > 0, sizes=_captured(full))
+    captured = none
+    if not stated.eager:
+        captured = graphs(full.device, len(stage), has_experts=shape.experts > 0, sizes=_captured(full))
     block_layers = layers[stage.start : stage.stop] if len(layers) == shape.layers else layers
     pages = PAGE_TOKENS if full.engine.name == "transformers" else stated.block_tokens
     layout = lay_out(block_layers, pages)
-    low, pool, high = _pool_bytes(full, weights, profile, outside, captured, network, block_layers)
+    estimated = estimated_graphs(captured) if facts.graphs_in_budget else none
+    low, pool, high = _pool_bytes(full, weights, profile, outside, estimated, network, block_layers)
     return StageMemory(
         stage=index,
         weights_bytes=weights,
@@ -182,6 +202,21 @@ def _stage_memory(
         low_pool_bytes=low,
         high_pool_bytes=high,
     )
+
+
+def _profile_facts(network: ServedNetwork, full: FullSettings, layers: tuple[LayerCache, ...]) -> VllmFacts:
+    """Return the facts of the version and of the model runner that profiles the network."""
+    if full.engine.name != "vllm":
+        return vllm_facts(_FIRST_RUNNER)
+    facts = vllm_facts(full.engine.version)
+    second = runs_second(
+        full.engine.version,
+        str(text_part(network.config).get("model_type")),
+        has_experts=network.shape is not None and network.shape.experts > 0,
+        has_states=any(layer.kind == "state" for layer in layers),
+        quantized=full.quantization.bits < 16,
+    )
+    return with_second_runner(facts, full.engine.version) if second else facts
 
 
 def _by_part(network: ServedNetwork, full: FullSettings, stage: range) -> dict[str, int]:
@@ -229,20 +264,20 @@ def _pool_bytes(
     weights: int,
     profile: ProfilePeak,
     outside: Interval,
-    captured: Interval,
+    estimated: Interval,
     network: ServedNetwork,
     layers: tuple[LayerCache, ...],
 ) -> tuple[int, int, int]:
     """Return the bytes of the pool with its interval: low, typical, high."""
     device = full.device
     least, most = _TOWER_INTERVAL if network.has_towers else _PROFILE_INTERVAL
+    if profile.bytes == profile.compile_bytes:
+        least, most = _COMPILE_INTERVAL
     if full.engine.name == "vllm":
         budget = int(device.capacity_bytes * full.utilization)
-        in_budget = vllm_facts(full.engine.version).graphs_in_budget
-        applied = estimated_graphs(captured) if in_budget else Interval(low_bytes=0, bytes=0, high_bytes=0)
-        typical = budget - weights - profile.bytes - outside.bytes - applied.bytes
-        low = budget - weights - int(profile.bytes * most) - outside.high_bytes - applied.high_bytes
-        high = budget - weights - int(profile.bytes * least) - outside.low_bytes - applied.low_bytes
+        typical = budget - weights - profile.bytes - outside.bytes - estimated.bytes
+        low = budget - weights - int(profile.bytes * most) - outside.high_bytes - estimated.high_bytes
+        high = budget - weights - int(profile.bytes * least) - outside.low_bytes - estimated.low_bytes
         return low, typical, high
     free = device.capacity_bytes - device.context_bytes - weights - outside.bytes
     if full.engine.name == "sglang":
@@ -336,6 +371,6 @@ def _assumed(network: ServedNetwork, full: FullSettings, cluster: Cluster) -> tu
     if full.engine.name == "transformers":
         with_flash = full.device.capability >= _AMPERE
         found.append(f"transformers {'with' if with_flash else 'without'} flash attention, no logits processors")
-    if full.stated.eager is False and full.engine.name == "vllm":
-        found.append("a warm compile cache; a cold one leaves about 0.5 GiB less")
+    if full.compiles:
+        found.append("a first start, which compiles the network; --warm: the cache has it from an earlier one")
     return tuple(found)

@@ -3,7 +3,7 @@
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
@@ -11,6 +11,8 @@ from typing import Any, Final
 from tonnage.cluster import Device
 from tonnage.errors import UsageError
 from tonnage.units import GIB
+
+_HOPPER: Final = (9, 0)
 
 ENGINES: Final = ("vllm", "sglang", "transformers")
 """Engines whose memory is known in closed form."""
@@ -95,6 +97,27 @@ def vllm_facts(version: tuple[int, ...]) -> VllmFacts:
     return VllmFacts(**entry | {"source": tuple(entry["source"])})
 
 
+def runs_second(version: tuple[int, ...], kind: str, *, has_experts: bool, has_states: bool, quantized: bool) -> bool:
+    """Return True if this version of vLLM runs a network of a kind with its second model runner."""
+    entries = _tables()["second_runner"]
+    if not _is_from(version, entries[0]["since"]):
+        return False
+    entry = _newest(entries, version)
+    if entry.get("all"):
+        return True
+    if quantized and not entry.get("quantized", True):
+        return False
+    return kind in entry["kinds"] or (entry.get("dense", False) and not has_experts and not has_states)
+
+
+def with_second_runner(facts: VllmFacts, version: tuple[int, ...]) -> VllmFacts:
+    """Return the facts of a version as its second model runner changes them."""
+    changes = dict(_tables()["second_runner_memory"])
+    estimates = _is_from(version, changes.pop("graphs_in_budget_since"))
+    source = (*facts.source, changes.pop("source"))
+    return replace(facts, source=source, graphs_in_budget=facts.graphs_in_budget and estimates, **changes)
+
+
 def outside_torch(version: tuple[int, ...], device: Device, *, tp: int, pp: int) -> Interval:
     """Return the growth of memory outside torch's allocator until an engine has profiled its network."""
     return _interval(_newest(_outside(device, tp=tp, pp=pp), version))
@@ -127,13 +150,17 @@ def list_growth(device: Device) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def graphs(layers: int, *, has_experts: bool, sizes: float = 1.0) -> Interval:
+def graphs(device: Device, layers: int, *, has_experts: bool, sizes: float = 1.0) -> Interval:
     """Return the memory of captured CUDA graphs; `sizes` is the part of all batch sizes that are captured."""
     facts = _tables()["graphs"]
-    typical = facts["fixed_gib"] + facts["layer_gib"] * layers + facts["experts_gib"] * has_experts
-    low, high = typical * facts["low"], typical * facts["high"]
+    by_size = facts["layer_gib"] * layers + facts["experts_gib"] * has_experts
+    typical = facts["fixed_gib"] + by_size * sizes
+    if device.capability != _HOPPER:
+        typical *= facts["other_cards"]
     return Interval(
-        low_bytes=int(sizes * low * GIB), bytes=int(sizes * typical * GIB), high_bytes=int(sizes * high * GIB)
+        low_bytes=int(typical * facts["low"] * GIB),
+        bytes=int(typical * GIB),
+        high_bytes=int(typical * facts["high"] * GIB),
     )
 
 
@@ -158,10 +185,14 @@ def published_quantization(name: str) -> str:
     return str(_tables()["published"].get(name, "none"))
 
 
+def _is_from(version: tuple[int, ...], since: str) -> bool:
+    """Return True if a version is not older than another."""
+    return (*version, 0, 0) >= _numbers(since)
+
+
 def _newest(entries: list[dict[str, Any]], version: tuple[int, ...]) -> dict[str, Any]:
     """Return the newest entry that is not newer than a version; the oldest, for one before."""
-    whole = (*version, 0, 0)
-    return ([entry for entry in entries if _numbers(entry["since"]) <= whole] or entries[:1])[-1]
+    return ([entry for entry in entries if _is_from(version, entry["since"])] or entries[:1])[-1]
 
 
 def _interval(entry: Mapping[str, Any]) -> Interval:

@@ -25,7 +25,12 @@ from tonnage.serving.settings import ServeSettings
 SCHEMA_VERSION: Final = 1
 _MOST_BYTES: Final = 2**20
 _TYPES: Final = {
-    **{"gpu_memory_utilization": float, "kv_dtype": str, "quantization": str, "engine": str, "eager": bool},
+    "gpu_memory_utilization": float,
+    "kv_dtype": str,
+    "quantization": str,
+    "engine": str,
+    "eager": bool,
+    "warm": bool,
 }
 """Types of the settings that are no whole numbers."""
 

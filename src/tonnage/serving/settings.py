@@ -52,7 +52,9 @@ class ServeSettings:
     block_tokens: int = BLOCK_TOKENS
     """Tokens of a block of the pool."""
     eager: bool = False
-    """True if no CUDA graphs are captured."""
+    """True if nothing is compiled and no CUDA graphs are captured."""
+    warm: bool = False
+    """True if the engine's cache has the compiled network already, from an earlier start."""
 
     def changed(self, **changes: Any) -> "ServeSettings":
         """Return a copy with other values."""
@@ -85,6 +87,11 @@ class FullSettings:
         return self.stated.tp * self.stated.pp
 
     @property
+    def compiles(self) -> bool:
+        """Return True if the engine compiles the network when it starts."""
+        return self.engine.name == "vllm" and not (self.stated.eager or self.stated.warm)
+
+    @property
     def expert_ranks(self) -> int:
         """Return the ranks that divide experts."""
         return self.stated.tp * self.stated.dp
@@ -112,7 +119,7 @@ def complete(settings: ServeSettings, network: ServedNetwork, cluster: Cluster) 
     max_len = _longest(settings, network)
     is_big = device.capacity_bytes >= _BIG_CARD_BYTES and not device.id.startswith("a100")
     seqs, tokens = (1024, 8192) if is_big else (256, 2048)
-    if engine.name == "vllm" and device.capacity_bytes >= 160 * GIB and engine.version >= (0, 21):
+    if engine.name == "vllm" and device.capacity_bytes >= 160 * GIB and engine.version >= (0, 28):
         tokens = 16_384
     if engine.name == "sglang":
         seqs, tokens = sglang_facts()["graph_sequences"], sglang_facts()["chunk_tokens"]
