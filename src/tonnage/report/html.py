@@ -43,6 +43,7 @@ def page(estimate: Estimate) -> str:
 def list_parts(estimate: Estimate) -> Iterator[str]:
     """Yield the parts of the report, from the verdict to the sources."""
     yield _verdict(estimate)
+    yield from _serving(estimate)
     yield _bar(estimate)
     yield _legend(estimate)
     yield from _out_of_memory(estimate)
@@ -67,6 +68,12 @@ def _verdict(estimate: Estimate) -> str:
         f'<p class="answer"><span class="{kind}">{wording.headline(estimate)}</span> {text(wording.need(estimate))}'
         f'</p>\n<p>{text(question)}</p>\n<p class="quiet">{text(wording.choices(estimate))}</p>{notes}'
     )
+
+
+def _serving(estimate: Estimate) -> Iterator[str]:
+    if estimate.serving is not None:
+        yield "<h3>The engine, on each GPU</h3>"
+        yield table((), [tuple(map(text, row)) for row in wording.serving_rows(estimate.serving)])
 
 
 def _out_of_memory(estimate: Estimate) -> Iterator[str]:

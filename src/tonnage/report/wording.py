@@ -291,6 +291,8 @@ def _needed_and_gained(estimate: Estimate, advice: Advice) -> tuple[str, str]:
 
 def advice_note(estimate: Estimate) -> str:
     """Return the line above the command that gives the first row's answer."""
+    if estimate.serving is not None:
+        return "The first one again:"
     missed = next((advice for advice in estimate.advice if not advice.fits), None)
     capacity = capacity_bytes(estimate)
     if missed is None or capacity is None:

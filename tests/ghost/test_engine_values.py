@@ -1,0 +1,91 @@
+"""Lines of engines' logs, modules that do nothing in place of compiled ones, and tokens that nothing has computed."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from tonnage.ghost.environment import PATH
+
+sys.path.extend(PATH.split(":"))
+from tonnage_inside.values import jit, serving
+from tonnage_recorder.engines import read_words
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("line", "facts"),
+    [
+        ("GPU KV cache size: 466,432 tokens", {"kv_cache_tokens": 466432}),
+        ("Maximum concurrency for 8,192 tokens per request: 56.94x", {"max_len": 8192, "concurrency": 56.94}),
+        (
+            "GPU KV cache size: 50 tokens, Maximum concurrency for 8,192 tokens per request: 3.00x",
+            {"kv_cache_tokens": 50, "max_len": 8192, "concurrency": 3.0},
+        ),
+        ("Graph capturing finished in 14 secs, took 0.50 GiB", {"graphs_bytes": GIB // 2}),
+        ("KV Cache is allocated. #tokens: 9, K size: 1.50 GB, V size: 1.50 GB", {"kv_cache_bytes": 3 * GIB}),
+        (
+            "max_total_num_tokens=418001, chunked_prefill_size=8192, context_len=131072",
+            {"kv_cache_tokens": 418001, "max_len": 131072},
+        ),
+        ("Loading weights took 3 seconds", {}),
+    ],
+)
+def test_facts_are_read_from_the_engines_own_words(line, facts):
+    assert read_words(line) == facts
+
+
+class Policy:
+    """Collects what patches use and write."""
+
+    torch = torch
+
+    def __init__(self):
+        self.used, self.written = [], []
+
+    def use(self, name):
+        self.used.append(name)
+
+    def write(self, tensor, values):
+        tensor.copy_(values)
+
+
+def test_a_module_that_would_be_compiled_does_nothing():
+    class JitSpec:
+        def build_and_load(self):
+            raise RuntimeError("no compiler")
+
+    policy = Policy()
+    jit.patch(policy, SimpleNamespace(JitSpec=JitSpec))
+    module = JitSpec().build_and_load()
+    assert policy.used == []
+    assert module.plan(1, a=2) is None
+    assert module["run"]() is None
+    assert policy.used == ["jit", "jit"]
+
+
+def test_each_complete_prompt_gets_one_token_that_ends_nothing():
+    class GPUModelRunner:
+        model_config = SimpleNamespace(hf_config=SimpleNamespace(eos_token_id=[0, 2]))
+
+        def sample(self, hidden_states, batch, grammar):
+            tokens = torch.zeros(3, 2, dtype=torch.int64)
+            counts, rejected = torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+            return SimpleNamespace(sampled_token_ids=tokens), counts, rejected
+
+    policy = Policy()
+    serving.patch_sampler(policy, SimpleNamespace(GPUModelRunner=GPUModelRunner))
+    batch = SimpleNamespace(  # a decoding request with a drafted token, a last piece of a prompt, and an earlier one
+        num_computed_tokens_np=np.array([50, 64, 64]),
+        num_scheduled_tokens=np.array([2, 36, 30]),
+        prefill_len_np=np.array([40, 100, 100]),
+        cu_num_logits_np=np.array([0, 2, 3, 4]),
+    )
+    output, counts, rejected = GPUModelRunner().sample(None, batch, None)
+    assert counts.tolist() == [1, 1, 0]
+    assert rejected.tolist() == [1, 0, 0]
+    assert set(output.sampled_token_ids.flatten().tolist()) == {1}
+    assert policy.used == ["sampled"]
