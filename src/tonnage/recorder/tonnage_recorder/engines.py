@@ -24,7 +24,6 @@ from . import load, outcome
 from .imports import after_import
 from .native import Native
 from .tensors import tensors_in
-from .written import CONTEXT_BYTES
 
 FACTS = ".serving"
 """Ending of the file with the facts of a process."""
@@ -221,7 +220,7 @@ class Engines:
         def profile(*args: Any, **kwargs: Any) -> Iterator[Any]:
             with profiling(*args, **kwargs) as result:
                 yield result
-                self._grow()
+                self._grow(result.before_create)
             self.note(activation_bytes=int(result.torch_peak_increase))
 
         @functools.wraps(load)
@@ -249,7 +248,7 @@ class Engines:
         kind.determine_available_memory = determine_available_memory
         kind.load_model, kind.initialize_from_config = load_model, initialize_from_config
 
-    def _grow(self) -> None:
+    def _grow(self, before: Any) -> None:
         """Let memory outside torch's allocator have grown until the engine knows its needs, as on a real card.
 
         A card loads kernels when they are first launched; the ghost's have no size.  NCCL's buffers are there.
@@ -260,13 +259,13 @@ class Engines:
         known = [entry for entry in table if tuple(entry["since"]) <= version] or table[:1]
         native = self._watch.native
         if known and native is not None:
-            added_bytes = known[-1]["bytes"] - self._outside_bytes(native)
+            added_bytes = known[-1]["bytes"] - self._grown_bytes(before, native)
             if native.take_outside(added_bytes):
                 bounds = {name: known[-1][name] for name in ("low_bytes", "bytes", "high_bytes", "source")}
                 self.note(growth={**bounds, "added_bytes": added_bytes})
 
-    def _outside_bytes(self, native: Native) -> int:
-        """Return the memory of this process outside torch's allocator, beside its context.
+    def _grown_bytes(self, before: Any, native: Native) -> int:
+        """Return the growth of this process's memory outside torch's allocator since vLLM's first look at the card.
 
         It is 0 where weights lie in memory that torch's allocator does not know (vLLM's sleep mode).
         """
@@ -274,7 +273,8 @@ class Engines:
         reserved_bytes = cuda.memory_reserved()
         if reserved_bytes < self.facts.get("weights_bytes", 0):
             return 0
-        return int(native.device_used(cuda.current_device()) - reserved_bytes - CONTEXT_BYTES)
+        outside_bytes = native.device_used(cuda.current_device()) - reserved_bytes
+        return int(outside_bytes - before.non_torch_memory)
 
     # ---- transformers ------------------------------------------------------------------------------------------
 

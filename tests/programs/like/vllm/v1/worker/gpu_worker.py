@@ -11,8 +11,8 @@ BLOCK_BYTES = 16 << 20
 
 
 @contextlib.contextmanager
-def memory_profiling(weights_memory: int) -> Iterator[Any]:
-    result = types.SimpleNamespace(torch_peak_increase=0)
+def memory_profiling(before: Any, weights_memory: int) -> Iterator[Any]:
+    result = types.SimpleNamespace(torch_peak_increase=0, before_create=before)
     torch.cuda.reset_peak_memory_stats()
     yield result
     torch.cuda.empty_cache()
@@ -26,12 +26,14 @@ class Worker:
         self.model_runner = types.SimpleNamespace(model_memory_usage=0, kv_caches=[])
 
     def load_model(self) -> None:
+        free, total = torch.cuda.mem_get_info()
+        self.before = types.SimpleNamespace(non_torch_memory=total - free - torch.cuda.memory_reserved())
         self.layer = torch.nn.Linear(4096, 4096, bias=False, device="cuda", dtype=torch.bfloat16)
         self.model_runner.model_memory_usage = torch.cuda.memory_allocated()
 
     def determine_available_memory(self) -> int:
         weights = self.model_runner.model_memory_usage
-        with memory_profiling(weights) as result, torch.inference_mode():
+        with memory_profiling(self.before, weights) as result, torch.inference_mode():
             self.layer(torch.zeros(2048, 4096, device="cuda", dtype=torch.bfloat16))
         free, total = torch.cuda.mem_get_info()
         return int(total * self.share) - (total - free) - result.torch_peak_increase
