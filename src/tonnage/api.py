@@ -250,7 +250,7 @@ def apply(
 
 
 def tune(
-    model_or_plan: str,
+    model_or_plan: str | Sequence[str],
     *,
     out: "str | Path",
     gpu: str | None = None,
@@ -266,10 +266,12 @@ def tune(
     """Return what the best plans gave on this machine's devices, as `tonnage tune` prints it.
 
         tonnage.tune("llama-3.2-1b", out="tuned", global_batch_tokens=65536).best
+        tonnage.tune(["python", "train.py", "--bf16", "True"], out="tuned").best.changed.line
 
-    `model_or_plan` is a model as in `estimate`, or a plan file.  Each trial has processes of its own; those in the
-    folder `out` are not run again.  `steps` are the most timed steps of a trial.  What is measured corrects later
-    estimates of the network on this GPU; `forget` deletes what was measured before.  `options` are those of `plan`.
+    `model_or_plan` is a model as in `estimate`, a plan file, or the words of a training command.  Each trial has
+    processes of its own; those in the folder `out` are not run again.  `steps` are the most timed steps of a trial.
+    What is measured corrects later estimates of the network on this GPU; `forget` deletes what was measured before.
+    `options` are those of `plan`.
     Raises UsageError if the devices are not in this machine.
     """
     from pathlib import Path
@@ -278,6 +280,15 @@ def tune(
 
     _check_switches(forget=forget, offline=offline)
     _check_numbers(gpus=gpus, trials=trials, steps=steps)
+    if not isinstance(model_or_plan, str):
+        from tonnage.script.planning import Asked, check_options
+        from tonnage.tuning.here import check_hardware
+        from tonnage.tuning.scripts import tune_script
+
+        cluster = check_hardware(gpu, gpus)
+        stated = check_options(dict(options), cluster)
+        asked = Asked(command=list(model_or_plan), cluster=cluster, stated=stated, timeout_seconds=timeout_seconds)
+        return tune_script(asked, out=Path(out), trials=trials, steps=steps, forget=forget, progress=progress)
     return tune_here(
         str(model_or_plan),
         options,

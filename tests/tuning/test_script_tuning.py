@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import tonnage
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import TrialFailed, UsageError
 from tonnage.ghost import environment as ghost_environment
@@ -61,6 +62,13 @@ def test_a_loop_of_its_own_is_timed_as_it_is(tmp_path: Path) -> None:
     assert "no plan can be made for it" in found.seen
     assert "steps/s" not in render(found)
     assert json.loads(json.dumps(found.to_json()))["trials"][0]["command"] == [*SCRIPT, "--loop"]
+
+
+def test_python_takes_the_words_of_a_command(tmp_path: Path) -> None:
+    with pytest.raises(TrialFailed, match="the data are not there"):
+        tonnage.tune([*SCRIPT, "--use_cpu", "True", "--fails"], out=tmp_path / "tuned", gpu="cpu")
+    with pytest.raises(UsageError, match="--seq-len is set by the script itself"):
+        tonnage.tune([*SCRIPT], out=tmp_path / "tuned", gpu="cpu", seq_len=64)
 
 
 def test_a_script_that_fails_says_why(tmp_path: Path) -> None:

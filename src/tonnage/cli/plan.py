@@ -219,12 +219,12 @@ def plan(
     if script_options.is_command(model_or_command, "plan --gpu t4"):
         refused = {"tokens": tokens, "samples": samples, "price": price}
         _refuse_for_script({"find": find, "from": settings, "save": save, "pareto": pareto, **refused})
-        from tonnage.script.planning import Asked
+        from tonnage.script.planning import Asked, check_options
 
         asked = Asked(
             command=model_or_command,
             cluster=cluster,
-            stated=script_options.check_plan_options(options, cluster),
+            stated=check_options(options, cluster),
             **limits,
             timeout_seconds=float(TIMEOUT_SECONDS if timeout is None else timeout),
             torch_version=torch,

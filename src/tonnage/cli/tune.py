@@ -108,11 +108,11 @@ def _tune_script(
     how: dict[str, Any],
 ) -> "Tuned":
     """Return the trials of a script."""
-    from tonnage.script.planning import Asked
+    from tonnage.script.planning import Asked, check_options
     from tonnage.tuning.here import check_hardware
     from tonnage.tuning.scripts import tune_script
 
     cluster = check_hardware(gpu, gpus)
-    stated = script_options.check_plan_options(options, cluster)
+    stated = check_options(options, cluster)
     asked = Asked(command=command, cluster=cluster, stated=stated, timeout_seconds=timeout_seconds)
     return tune_script(asked, **how)

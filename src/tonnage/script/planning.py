@@ -10,12 +10,12 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
-from tonnage.case import Case
+from tonnage.case import Case, check_unused
 from tonnage.cluster import Cluster
-from tonnage.errors import TrialFailed
+from tonnage.errors import TrialFailed, UsageError
 from tonnage.estimates.estimate import Estimate
 from tonnage.job import Job
 from tonnage.mesh import SHARDING
@@ -202,6 +202,19 @@ class ScriptPlan:
                 "unexpressed": [asdict(change) for change in self.unexpressed],
             }
         }
+
+
+def check_options(stated: dict[str, Any], cluster: Cluster) -> dict[str, Any]:
+    """Return the options that were given for a script.
+
+    Raises UsageError for an option that the script itself sets, and for one that has no effect.
+    """
+    of_plan = {item.name for item in fields(Plan)} - {"engine"}
+    for name in stated:
+        if name not in of_plan:
+            raise UsageError(f"--{spell_option(name)} is set by the script itself; change it there.")
+    check_unused(stated, Plan(**stated), cluster.gpus, lambda name: name not in stated)
+    return stated
 
 
 def plan_script(asked: Asked, progress: Progress = lambda text: None) -> ScriptPlan:
