@@ -49,8 +49,9 @@ _LOADING_BYTES: Final = GIB
 
 _PROFILE_INTERVAL: Final = (0.98, 1.05)
 """Peak of a log / that of the formula, for networks of text."""
-_COMPILE_INTERVAL: Final = (0.95, 1.4)
-"""The same where torch's compiling makes the peak: logs of 0.22.0, 0.22.1 and 0.31.0 have 1.01, 1.3 and 1.37."""
+_COMPILE_MOST: Final = 1.4
+"""The upper end where torch's compiling makes the peak: logs of 0.22.0, 0.22.1 and 0.31.0 have 1.01, 1.3 and 1.37.
+The lower end is the peak of a start that does not compile."""
 _TOWER_INTERVAL: Final = (1.0, 1.4)
 """The same for networks with images, whose encoder is profiled too and has no formula here."""
 
@@ -271,13 +272,14 @@ def _pool_bytes(
     """Return the bytes of the pool with its interval: low, typical, high."""
     device = full.device
     least, most = _TOWER_INTERVAL if network.has_towers else _PROFILE_INTERVAL
-    if profile.bytes == profile.compile_bytes:
-        least, most = _COMPILE_INTERVAL
+    lowest = max(profile.forward_bytes, profile.sampler_bytes)
+    if profile.bytes > lowest:
+        most = _COMPILE_MOST
     if full.engine.name == "vllm":
         budget = int(device.capacity_bytes * full.utilization)
         typical = budget - weights - profile.bytes - outside.bytes - estimated.bytes
         low = budget - weights - int(profile.bytes * most) - outside.high_bytes - estimated.high_bytes
-        high = budget - weights - int(profile.bytes * least) - outside.low_bytes - estimated.low_bytes
+        high = budget - weights - int(lowest * least) - outside.low_bytes - estimated.low_bytes
         return low, typical, high
     free = device.capacity_bytes - device.context_bytes - weights - outside.bytes
     if full.engine.name == "sglang":
