@@ -348,7 +348,8 @@ def speeds(rows: Sequence[Compared]) -> str:
         "## Speed",
         "",
         "Steps are priced by the rates of the [time model](time.md): products by arithmetic or by reading their "
-        f"weights, keys and values read once. The interval of {INTERVAL[0]} to {INTERVAL[1]} is assumed.",
+        f"weights, keys and values read once. The interval of {INTERVAL[0]} to {INTERVAL[1]} was "
+        "assumed before the last three of these were found.",
         "",
         "| server | requests | ms a token: predicted / measured | measured / predicted |",
         "|---|---:|---:|---:|",

@@ -5,6 +5,8 @@ import statistics
 
 import pytest
 
+from tonnage.serving.speed import INTERVAL
+
 benchmark = importlib.import_module("benchmarks.serving")
 
 
@@ -50,6 +52,12 @@ def test_measured_tokens_are_in_the_interval(rows):
         and not item.estimate.serving.low_tokens <= item.row["kv_tokens"] <= item.estimate.serving.high_tokens
     ]
     assert set(outside) <= {"Qwen2.5-0.5B, RTX 4090", "Qwen3-8B, A100-40GB"}, outside
+
+
+def test_published_speeds_are_in_the_interval():
+    ratios = [line.split("|")[4] for line in benchmark.speeds([]).splitlines() if line.startswith("| ")][1:]
+    assert len(ratios) == 6
+    assert all(INTERVAL[0] <= float(ratio) <= INTERVAL[1] for ratio in ratios)
 
 
 def test_the_page_is_what_the_command_writes(rows):
