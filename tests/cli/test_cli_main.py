@@ -167,9 +167,10 @@ import tonnage.cli.main, tonnage.cli.answer, tonnage.cli.progress, tonnage.cli.t
 import tonnage.estimates.estimate, tonnage.trace.trace, tonnage.estimates.archive, tonnage.files, tonnage.plans
 import tonnage.job, tonnage.cluster, tonnage.catalog.devices, tonnage.planner.solution, tonnage.planner.plan_file
 import tonnage.catalog.configurations, tonnage.allocator.snapshot, tonnage.techniques, tonnage.trainers
-import tonnage.report.terminal, tonnage.report.html, tonnage.report.viewer
+import tonnage.report.terminal, tonnage.report.html
 shown = set(sys.modules) & {{"numpy"}}
 import tonnage.estimates.timeline, tonnage.estimates.predict, tonnage.script.dry_run  # numpy adds up the events
+import tonnage.report.viewer  # and writes them
 {extra}
 heavy = {{name.split(".")[0] for name in sys.modules}} & {{"torch", "transformers", "peft"}}
 print(" ".join(sorted(shown | heavy)))
