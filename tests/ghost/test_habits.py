@@ -86,3 +86,29 @@ def test_what_a_programs_own_kernel_writes_is_forgotten(dry_run: Any, way: str) 
         assert 0.0 not in said["total"]
     else:
         assert said["mean"] not in (0.0, 0.1)
+
+
+@pytest.mark.parametrize(("way", "shown"), [("generates", {"generate"}), ("prefers", {"reference", "evaluate"})])
+def test_what_is_done_beside_the_steps_has_a_phase(dry_run: Any, way: str, shown: set[str]) -> None:
+    estimate = answered(dry_run("habits/phases.py", way))
+    assert shown <= {phase.name for phase in estimate.phases}
+
+
+def test_a_running_mean_is_no_part_of_the_model(dry_run: Any) -> None:
+    estimate = answered(dry_run("habits/phases.py", "averages"))
+    assert estimate.model["parameters"] == estimate.model["trainable_parameters"] == 2 * (256 * 256 + 256)
+
+
+def test_weights_are_not_downloaded(dry_run: Any) -> None:
+    estimate = answered(dry_run("habits/phases.py", "downloads"))
+    assert any(text.startswith("pretrained weights were not read") for text in estimate.coverage.assumed)
+
+
+def test_kernels_with_many_forms_take_the_first(dry_run: Any, tmp_path_factory: Any) -> None:
+    """Compiling takes more than 10 s; with all forms it took minutes."""
+    own = str(tmp_path_factory.mktemp("inductor"))
+    variables = (("TORCHINDUCTOR_CACHE_DIR", own), ("TRITON_CACHE_DIR", own), ("TORCHINDUCTOR_COMPILE_THREADS", "1"))
+    answer = dry_run("habits/phases.py", "autotunes", variables=variables)
+    answered(answer)
+    assert answer.run.traces[0].steps == 3
+    assert any(activity.name.startswith("triton_") for activity in answer.run.traces[0].activities())

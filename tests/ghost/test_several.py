@@ -1,11 +1,13 @@
 """Programs with several optimizers, and those whose networks are not called as modules are."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tonnage.estimates.estimate import Estimate
+from tonnage.trace.trace import Trace
 
 pytestmark = pytest.mark.ghost
 
@@ -20,24 +22,30 @@ def estimate(answer: Any) -> Estimate:
     return found
 
 
+def updates(trace: Trace) -> int:
+    """How often an optimizer began a step in the measured steps."""
+    phases = ["", *(mark.phase for mark in trace.marks)]
+    return sum(phase == "optimizer" != before for before, phase in pairwise(phases))
+
+
 def test_a_step_is_complete_when_each_optimizer_has_stepped(dry_run: Any) -> None:
     answer = dry_run("several.py", "critics")
     found = estimate(answer)
-    assert len(answer.printed) == 15, "a generator's step after five of the critic's, three times"
+    assert updates(answer.run.traces[0]) == 18, "a generator's step after five of the critic's, three times"
     assert answer.run.traces[0].steps == 3
     assert found.model["parameters"] == found.model["trainable_parameters"] == GENERATOR + CRITIC
     assert found.peak.by_category["optimizer_state"] == 2 * 4 * GENERATOR
     assert not any("never stepped" in text for text in found.coverage.assumed)
 
 
-def test_an_optimizer_that_does_not_step_is_told(dry_run: Any) -> None:
+def test_an_optimizer_that_steps_rarely_is_not_waited_for(dry_run: Any) -> None:
+    """The loop has made its steps without it; since the loop ends soon, its one step is seen too."""
     answer = dry_run("several.py", "rarely")
     found = estimate(answer)
-    assert len(answer.printed) == 8 + 2, "eight times it is waited for"
-    assert (
-        f"an optimizer of {GENERATOR:,} elements never stepped: its states are not included" in found.coverage.assumed
-    )
-    assert found.peak.by_category["optimizer_state"] == 0
+    trace = answer.run.traces[0]
+    assert trace.steps > 3
+    assert updates(trace) == 61
+    assert found.peak.by_category["optimizer_state"] >= 2 * 4 * GENERATOR
 
 
 def test_tensors_that_no_module_owns_are_parameters(dry_run: Any) -> None:

@@ -179,7 +179,8 @@ class Recording:
                 "unwound": watch.loops.unwound,
             }
         with contextlib.suppress(FileNotFoundError):  # tonnage has given up and removed the folder
-            ended = self.ended or watch.shortage_outcome()
+            # Who catches a shortage after the wanted steps has made them.
+            ended = self.ended or (watch.shortage_outcome() if ending != _REST else {})
             path = os.path.join(self.folder, f"{self._process}{ending}")
             written.write(path, watch, ended, self.assumed(), self.source)
         if self._is_complete and before is not None:

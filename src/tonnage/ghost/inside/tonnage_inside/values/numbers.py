@@ -58,6 +58,10 @@ _OVERWRITING = ("copy_", "zero_", "fill_", "_foreach_zero_", "_foreach_copy_")
 """Functions in which the old values of what they write do not matter."""
 
 
+_Arguments = tuple[Any, Any, dict[int, Any]] | None
+"""Arguments of a function on the host, and each tensor among them by its address on the card."""
+
+
 def follow(policy: Policy) -> None:
     """Follow the numbers of a user's program from now on in this thread, and in backward passes that it starts."""
     torch = policy.torch
@@ -123,9 +127,11 @@ class _Numbers:
             return self._moved(function, args, options)
         versions = [count_writes(each) for each in small]
         in_place = bool(small) and _is_in_place(name, options)
-        before = None
+        before = guessed = None
         if in_place and not without_values(name):
             before = self._on_host(args, options, overwritten=args[0] if name in _OVERWRITING else None)
+            if before is None and small[0].numel() == 1:
+                guessed = self._on_host(args, options, guessing=True)
         result = function(*args, **options)
         written = [each for each, version in zip(small, versions, strict=True) if count_writes(each) != version]
         if in_place and not written and any(each.is_inference() for each in small):
@@ -133,7 +139,7 @@ class _Numbers:
         if name in _NORMALISING:
             written += self._small((args[_NORMALISING[name]], [options.get(each) for each in _MEANS]))
         if written and name not in _UNCHANGED:
-            self._overwrite(function, written, before)
+            self._overwrite(function, written, before, guessed)
         if not in_place:
             self._complete(function, name, args, options, result)
         return result
@@ -177,7 +183,7 @@ class _Numbers:
             if each.numel() == 1 or name in _COUNTING:
                 self._guess(each, lambda: self._computed(function, self._on_host(args, options, guessing=True)))
 
-    def _computed(self, function: Any, given: tuple[Any, Any, Any] | None) -> tuple[Any] | None:
+    def _computed(self, function: Any, given: _Arguments) -> tuple[Any] | None:
         """Return what a function makes on the host of these arguments, in a tuple; None if it cannot."""
         if given is None:
             return None
@@ -187,9 +193,7 @@ class _Numbers:
         except Exception:  # which the host does not have for this dtype, or which has failed on the card too
             return None
 
-    def _on_host(
-        self, args: Any, options: Any, *, guessing: bool = False, overwritten: Any = None
-    ) -> tuple[Any, Any, dict[int, Any]] | None:
+    def _on_host(self, args: Any, options: Any, *, guessing: bool = False, overwritten: Any = None) -> _Arguments:
         """Return arguments with tensors of the host, and each of these by the address of the card's.
 
         None if one of them is not known.  With `guessing`, small tensors that are not known are guessed; those in
@@ -264,15 +268,22 @@ class _Numbers:
         self._policy.write(tensor, values)
         self._versions[tensor.data_ptr()] = count_writes(tensor)
 
-    def _overwrite(self, function: Any, written: list[Any], before: tuple[Any, Any, dict[int, Any]] | None) -> None:
-        """Make known what an in-place function has written; guess it or forget it if that is not known."""
-        computed = self._computed(function, before)
+    def _overwrite(self, function: Any, written: list[Any], before: _Arguments, guessed: _Arguments) -> None:
+        """Make known what an in-place function has written; guess it or forget it if that is not known.
+
+        `before` has the arguments as they were on the host, `guessed` the same with guesses, each if there are any.
+        """
+        is_computed = self._computed(function, before) is not None
+        is_guessed = not is_computed and self._computed(function, guessed) is not None
         for each in written:
-            values = before[2].get(each.data_ptr()) if before is not None and computed is not None else None
+            values = before[2].get(each.data_ptr()) if before is not None and is_computed else None
             if values is not None and values.shape == each.shape:
                 self._write(each, values)
-            else:
-                self._policy.forget(each)
+                continue
+            self._policy.forget(each)
+            guess = guessed[2].get(each.data_ptr()) if guessed is not None and is_guessed else None
+            if self._is_finite(guess, each.shape):
+                self._policy.guess(each, guess)
 
     def follow_graphs(self) -> None:
         """Forget, with each replay of a CUDA graph, what the captured functions write."""
