@@ -92,7 +92,7 @@ def test_what_a_backward_pass_makes_for_another_is_kept_for_it(dry_run: Any) -> 
 def test_steps_of_keras_are_steps(dry_run: Any) -> None:
     answer = dry_run("several.py", "keras")
     found = estimate(answer)
-    assert (answer.run.traces[0].steps, len(answer.printed)) == (3, 3)
+    assert answer.run.traces[0].steps == 3
     assert found.model["parameters"] == 256 * 1024
     assert found.peak.by_category["optimizer_state"] == 4 * 256 * 1024
 
