@@ -92,7 +92,8 @@ def judge(
         if trace.outcome.get("kind") == "failed":
             raise TrialFailed(explain_failure(trace))
     done = min(trace.steps for trace in results.traces)
-    if not ended and not any(trace.peaks.get("allocated_bytes") for trace in (*results.traces, *results.others)):
+    is_over = ended is not None and ended <= 0
+    if is_over and not any(trace.peaks.get("allocated_bytes") for trace in (*results.traces, *results.others)):
         raise TrialFailed(_explain_no_gpu(command, "allocated no GPU memory through PyTorch"))
     if all(trace.script.get("complete") for trace in results.traces):
         one_step = [_ONE_STEP] if done == 1 else []
