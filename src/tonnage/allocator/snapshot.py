@@ -5,7 +5,9 @@ device's allocator with their call stacks.
 """
 
 import gzip
+import os
 import pickle
+import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +22,10 @@ from tonnage.trace.trace import Event
 
 MAX_BYTES: Final = 4 * 2**30
 """Limit of an unpacked snapshot's size; a larger one is refused."""
+_FREE_BYTES: Final = 16 * 2**20
+_UNPACKED: Final = 30
+"""Bytes that a compressed snapshot may unpack to: those, and as many for each of its own."""
+_PART_BYTES: Final = 2**20
 MAX_BLOCKS: Final = 2 * 10**7
 """Limit of a snapshot's blocks; one with more is refused."""
 
@@ -80,7 +86,7 @@ def read(path: Path | str) -> Snapshot:
     """Return the snapshot in a file, gzip-compressed or not.  Nothing in it is executed.  Raises UnreadableFile."""
     try:
         data = _read_content(Path(path))
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise UnreadableFile(f"Cannot read the snapshot {path}: {error}.") from None
     try:
         return from_plain(unpickle.load(data))
@@ -92,14 +98,20 @@ def _read_content(path: Path) -> bytes:
     with path.open("rb") as file:
         is_compressed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
+        size = os.fstat(file.fileno()).st_size
+        most = min(MAX_BYTES, _FREE_BYTES + _UNPACKED * size) if is_compressed else MAX_BYTES
+        if size > MAX_BYTES:
+            raise ValueError(f"it is larger than {MAX_BYTES} bytes")
         if not is_compressed:
-            data = file.read(MAX_BYTES + 1)
-        else:
-            with gzip.open(file) as unpacked:
-                data = unpacked.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"it is larger than {MAX_BYTES} bytes")
-    return data
+            return file.read()  # a number of bytes would be allocated at once
+        parts, unpacked_bytes = list[bytes](), 0
+        with gzip.open(file) as unpacked:
+            while part := unpacked.read(_PART_BYTES):
+                parts.append(part)
+                unpacked_bytes += len(part)
+                if unpacked_bytes > most:
+                    raise ValueError(f"it unpacks to more than {most} bytes")
+    return b"".join(parts)
 
 
 def from_plain(document: Any) -> Snapshot:

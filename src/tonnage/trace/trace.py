@@ -9,6 +9,7 @@ import json
 import struct
 import sys
 import zipfile
+import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -261,7 +262,7 @@ def load(path: Path, prefix: str = "") -> Trace:
     try:
         with zipfile.ZipFile(path) as archive:
             return read(archive, prefix)
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, zlib.error, struct.error, zipfile.BadZipFile) as error:
         raise UnreadableFile(f"{path} cannot be read as a trace ({error}).") from error
 
 
