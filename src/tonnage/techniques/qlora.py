@@ -73,6 +73,8 @@ def apply(step: Step) -> Step:
     """Load the network quantized, cast what is not, and add adapters; a given network is quantized already."""
     compute = dtype(step.plan.compute_dtype)
     changes = (*step.changes, lambda module: prepared(module, step), lambda module: _add_adapters(module, step))
+    if step.given is not None and step.plan.shard in SHARDING:
+        return replace(step, weights_dtype=compute, load=_given, changes=changes, before_shard=_move_to_device)
     if step.given is not None:
         return replace(step, weights_dtype=compute, changes=changes)
     if step.plan.shard in SHARDING:
@@ -80,6 +82,12 @@ def apply(step: Step) -> Step:
             step, weights_dtype=compute, load=_build_unquantized, changes=changes, before_shard=_allocate_and_quantize
         )
     return replace(step, weights_dtype=compute, load=loaded, changes=changes)
+
+
+def _given(step: Step) -> nn.Module:
+    """Return the given network whole: its quantized weights are divided where they are."""
+    assert step.given is not None
+    return step.given.take(step.world.device, without_memory=False)
 
 
 def _build_unquantized(step: Step) -> nn.Module:
@@ -221,14 +229,23 @@ def formats(module: nn.Module) -> dict[str, int]:
 
     found = Counter[str]()
     for layer in module.modules():
+        if hasattr(layer, "base_layer"):  # PEFT's layer around one, of the same name
+            continue
         bits = _CLASSES.get(type(layer).__name__)
         if bits == "8":
             found["int8"] += 1
         elif bits == "4":
-            state = getattr(layer.weight, "quant_state", None)
+            weight = getattr(layer.weight, "_local_tensor", layer.weight)
+            state = getattr(weight, "quant_state", None) or getattr(layer, "quant_state", None)
             double = "-double" if state is not None and state.nested else ""
-            found[f"{layer.weight.quant_type}{double}"] += 1
+            found[f"{(state or weight).quant_type}{double}"] += 1
     return dict(found)
+
+
+def has_storage(module: nn.Module, storage: torch.dtype) -> bool:
+    """Return True if all layers in 4 bits keep them in a tensor of this dtype, as FSDP2 wants."""
+    weights = (layer.weight for layer in module.modules() if _CLASSES.get(type(layer).__name__) == "4")
+    return all(weight.dtype == storage for weight in weights)
 
 
 def _add_adapters(module: nn.Module, step: Step) -> nn.Module:

@@ -20,6 +20,7 @@ from tonnage.options import is_number
 from tonnage.plans import Plan
 from tonnage.techniques import qlora, refusals
 from tonnage.techniques.optimizers import accepted_names
+from tonnage.techniques.precision import dtype
 from tonnage.techniques.technique import first_of
 from tonnage.trainers import engines_with_setting
 from tonnage.units import pluralise
@@ -47,10 +48,6 @@ def check_supported(job: Job, plan: Plan) -> None:
     for option, is_refused, instead in refused:
         if is_refused:
             raise UsageError(_describe_unbuilt(plan, option, instead))
-    if job.method == "qlora" and plan.shard in SHARDING:
-        raise UsageError(
-            f"tonnage.apply does not carry out qlora under shard {plan.shard} yet; choose shard ddp, or method lora."
-        )
     if plan.engine != "tonnage":
         raise UsageError(
             f"The plan is for the engine {plan.engine}, which runs a loop of its own; export it "
@@ -132,6 +129,12 @@ def check_quantized(job: Job, plan: Plan, network: nn.Module) -> None:
             f"method is qlora with quant {plan.quant}, and of the network's linear layers {found} are quantized; "
             f"load it with quantization_config=BitsAndBytesConfig({options})."
         )
+    storage = dtype(plan.compute_dtype)
+    if job.method == "qlora" and plan.shard in SHARDING and not qlora.has_storage(network, storage):
+        raise UsageError(
+            f"shard {plan.shard} divides layers in 4 bits that are kept in {_name(storage)}; load the network with "
+            f"BitsAndBytesConfig(bnb_4bit_quant_storage=torch.{_name(storage)}, ...)."
+        )
 
 
 def check_dtypes(step: Step, network: nn.Module) -> None:
@@ -177,10 +180,12 @@ def check_network(network: object) -> None:
 
 def check_adapters(job: Job, plan: Plan, network: nn.Module) -> None:
     """Raise UsageError for adapters that each rank would make with values of its own."""
-    if job.method == "lora" and plan.tp > 1 and adapted(network) is None:
+    is_alone = plan.tp > 1 or (plan.shard == "hsdp" and job.method == "qlora")
+    if job.method != "full" and is_alone and adapted(network) is None:
+        how = f"tp {plan.tp}" if plan.tp > 1 else f"shard {plan.shard}"
         raise UsageError(
-            f"Under tp {plan.tp} adapters are divided, and the network has none yet; give what peft.get_peft_model "
-            "returns, made with the same seed on all ranks."
+            f"Under {how} ranks share adapters, and the network has none yet; give what peft.get_peft_model returns, "
+            "made with the same seed on all ranks."
         )
 
 
