@@ -252,7 +252,6 @@ def _change_lines(content: bytes, chance: random.Random) -> bytes:
         else:
             most = LARGEST_INPUT // (sum(map(len, lines)) + 1)
             lines[place:place] = [text] if chance.random() < 0.7 else lines * min(chance.choice((2, 300)), most)
-            )
     return "\n".join(lines).encode(errors="surrogatepass")
 
 
