@@ -200,3 +200,28 @@ def test_no_card_of_the_catalog_is_taken_for_another_makers():
     assert [
         name for name in ("v100-16gb", "m40", "rtx-4090", "a100", "h100x", "p100") if synonyms.find_other_card(name)
     ] == []
+
+
+@pytest.mark.parametrize(
+    ("option", "word"),
+    [
+        *(("optimizer", word) for word in ("galore_adamw", "galore_adamw_8bit_layerwise", "apollo_adamw", "lomo")),
+        *(("task", word) for word in ("dpo", "KTO", "grpo")),
+        *(("method", "dpo"), ("loss", "kto")),
+    ],
+)
+def test_what_no_option_models_is_unknown_and_can_be_run(option, word):
+    way = synonyms.explain_unknown_value(option, word)
+    assert way is not None
+    assert "unknown here" in way
+    assert "tonnage dry-run -- python train.py" in way
+    assert synonyms.explain_unknown_value("shard", word) is None
+    assert synonyms.explain_unknown_value(option, "adamw") is None
+
+
+def test_options_for_what_is_not_modelled():
+    for name in ("--ref-model", "--ulysses", "--sp_size", "--max-pixels", "--optim-target-modules"):
+        way = synonyms.explain_unknown_option(name)
+        assert way is not None
+        assert "unknown here" in way
+    assert synonyms.explain_unknown_option("--gpu") is None

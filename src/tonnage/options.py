@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from typing import Any, Final, TypeGuard, TypeVar
 
 from tonnage.errors import UsageError
-from tonnage.synonyms import find_value
+from tonnage.synonyms import explain_unknown_value, find_value
 from tonnage.units import parse_bytes, parse_count, parse_length
 
 _KEY: Final = "option"
@@ -150,6 +150,8 @@ def _check(kind: type, values: Mapping[str, Any]) -> None:
 def unknown_word(name: str, value: object, possible: tuple[str, ...], where: str = "") -> UsageError:
     """Return the error for a word that an option does not have, with the one that other programs spell so."""
     option = spell_option(name)
+    if isinstance(value, str) and (way := explain_unknown_value(option, value)) is not None:
+        return UsageError(f"Unknown {option} {value!r}{where}: {way}. Possible here: {', '.join(possible)}.")
     known = find_value(option, value, possible) if isinstance(value, str) else None
     meant = "" if known is None else f"; here it is {known.choices}"
     return UsageError(f"Unknown {option} {value!r}{where}{meant}; possible: {', '.join(possible)}.")

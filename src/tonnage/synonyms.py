@@ -430,6 +430,48 @@ def is_without_effect(name: str) -> bool:
     return _normalise(name) in WITHOUT_EFFECT
 
 
+_NOT_MODELLED: Final[tuple[tuple[str, str, str], ...]] = (
+    (
+        "task",
+        r"dpo|kto|orpo|simpo|cpo|ipo|grpo|ppo|rloo|reward|online-dpo|gkd",
+        "training by preferences or rewards",
+    ),
+    ("method", r"dpo|kto|orpo|simpo|grpo|ppo|reward", "training by preferences or rewards"),
+    ("loss", r"dpo|kto|orpo|simpo|ipo", "training by preferences"),
+    ("optimizer", r"galore.*|apollo.*|lomo|adalomo|grokadamw|schedule-free.*|stable-adamw", "this optimizer"),
+)
+"""Words of other programs for what no option of tonnage models: the option, a pattern, and what it is."""
+
+ANOTHER_WAY: Final = (
+    "tonnage has no model of {what}, so its memory is unknown here; a script that does it can be run: "
+    "tonnage dry-run -- python train.py (docs/how-to/ask-with-a-script.md)"
+)
+"""The way to ask about a word that no option models."""
+
+_NOT_MODELLED_OPTIONS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("ref-model", "reference-model", "precompute-ref-log-probs"), "a reference model"),
+    **dict.fromkeys(("ulysses", "ulysses-size", "sp", "sp-size", "ulysses-degree"), "Ulysses sequence parallelism"),
+    **dict.fromkeys(("optim-target-modules", "galore-rank"), "GaLore and APOLLO"),
+    "max-pixels": "a limit of pixels (--image-size is an image's size behind the processor, --images their number)",
+}
+"""Options of other programs for what tonnage does not model."""
+
+
+def explain_unknown_value(option: str, value: str) -> str | None:
+    """Return what to do about another program's word that no value of the option means; None for any other word."""
+    word = _normalise(value)
+    for name, pattern, what in _NOT_MODELLED:
+        if name == option and re.fullmatch(pattern, word):
+            return ANOTHER_WAY.format(what=what)
+    return None
+
+
+def explain_unknown_option(name: str) -> str | None:
+    """Return what to do about another program's option that none of tonnage's means; None for any other option."""
+    what = _NOT_MODELLED_OPTIONS.get(_normalise(name.lstrip("-")))
+    return None if what is None else ANOTHER_WAY.format(what=what)
+
+
 def find_value(option: str, value: str, possible: tuple[str, ...] = ()) -> Synonym | None:
     """Return the values of `option` that another program's word means.
 

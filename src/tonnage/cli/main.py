@@ -13,7 +13,7 @@ import typer
 from tonnage.cli import cache, devices, dry_run, estimate, export, formats, models, plan, report, train, tune
 from tonnage.errors import TonnageError
 from tonnage.printable import filtered
-from tonnage.synonyms import NO_SOURCE, find_option, is_without_effect
+from tonnage.synonyms import NO_SOURCE, explain_unknown_option, find_option, is_without_effect
 
 INTERRUPTED = 130
 USAGE = 2
@@ -131,6 +131,8 @@ def _other_word_message(error: Exception) -> str | None:
         return f"No such option: {name}. Here it is {known.on_command_line}."
     if is_script and (known is not None or is_without_effect(name) or name in _request_options()):
         return f"No such option: {name}. The script sets it itself: give it behind the command, after the two dashes."
+    if (way := explain_unknown_option(name)) is not None:
+        return f"No such option: {name}. {way[0].upper()}{way[1:]}."
     if is_without_effect(name):
         return f"No such option: {name}. Neither memory nor seconds depend on it: leave it out."
     return None
