@@ -44,7 +44,7 @@ def test_options_arrive(tonnage, calls):
 def test_a_full_host_does_not_fit(tonnage, calls):
     host = calls.estimate.host.with_machine(96 * 2**30, {}, 64 * 2**30)
     calls.estimate = calls.estimate.with_host(host)
-    ended = tonnage("dry-run", "--gpu", "t4", "--host-memory", "64GiB", "--", "python", "train.py")
+    ended = tonnage("dry-run", "--gpu", "t4", "--host-memory", "64GiB", "--no-advice", "--", "python", "train.py")
     assert ended.code == 1
     assert "32.00 GiB of host memory missing on each machine" in " ".join(ended.out.split())
 
