@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any, Final
 
+from tonnage.printable import make_printable
+
 _CODE: Final = frozenset(
     {
         *("auto_map", "custom_generate", "custom_pipelines", "trust_remote_code", "code_revision"),
@@ -50,6 +52,9 @@ _EXPERTS: Final[dict[str, str | None]] = {"eager": None, "batched_mm": None, "gr
 """Implementations of experts; transformers fetches the others."""
 
 _IMPLEMENTATIONS: Final = {"attn_implementation": _ATTENTION, "experts_implementation": _EXPERTS}
+
+_LONGEST_PATH: Final = 80
+"""Characters of a field's path in a note."""
 
 _LONGEST_VALUE: Final = 40
 """Characters of a value in a note."""
@@ -138,6 +143,7 @@ def _is_nested(value: Any) -> bool:
 
 
 def _describe(path: str, value: Any) -> str:
+    path = make_printable(path[:_LONGEST_PATH])
     if not isinstance(value, str):
         return path
     return f"{path} {value[:_LONGEST_VALUE]!r}{'...' if len(value) > _LONGEST_VALUE else ''}"
