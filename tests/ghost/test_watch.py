@@ -120,7 +120,7 @@ def comparable(events: list[tuple[Any, ...]]) -> list[tuple[str, int, int]]:
 
 
 def test_adapters_in_the_trainer_allocate_what_they_do_alone(dry_run: Any, alone: Path, whole_session: Path) -> None:
-    answer = dry_run("trainer.py", str(whole_session / "trainer"), *ADAPTERS)
+    answer = dry_run("trainer.py", str(whole_session / "trainer"), *ADAPTERS, steps=None)
     assert answer.error is None, answer.error
     unwatched = json.loads((alone / "trainer").read_text())["events"]
     watched = [tuple(event[:4]) for event in answer.run.traces[0].events()]
