@@ -6,7 +6,6 @@ from itertools import pairwise
 from typing import Any, Final
 
 from tonnage.estimates.estimate import Estimate, PhasePeak
-from tonnage.estimates.timeline import timeline
 from tonnage.trace.trace import Trace
 from tonnage.units import format_size, pluralise
 
@@ -16,6 +15,8 @@ _SHOWN: Final = {"evaluation": "evaluate", "generate": "generate", "save": "save
 
 def describe(first: Trace, rest: Trace) -> dict[str, Any]:
     """Return the loops and phases of `rest`, which begins with all of `first`, and their peaks in bytes."""
+    from tonnage.estimates.timeline import timeline  # imports numpy, which views do without
+
     walked = timeline(rest)
     allocated, reserved = walked.allocated_by_mark, walked.reserved_by_mark
 
