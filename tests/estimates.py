@@ -35,6 +35,7 @@ def peak(process_bytes: int = 60 * GIB, phase: str = "optimizer", layer: str = "
         "activation": process_bytes - 58 * GIB - 256 * MIB,
         "workspace": 256 * MIB,
         "communication": 0,
+        "kv_cache": 0,
         "cached": GIB,
         "runtime": GIB,
     }
