@@ -77,7 +77,7 @@ def test_bar_has_the_length_of_the_card():
 
 
 @settings(max_examples=50)
-@given(held=st.lists(st.integers(0, 10 * GIB), min_size=8, max_size=8), width=st.integers(40, 200))
+@given(held=st.lists(st.integers(0, 10 * GIB), min_size=9, max_size=9), width=st.integers(40, 200))
 def test_any_bar_fills_its_line(held, width):
     before = estimates.fitting()
     by_category = dict(zip(before.peak.by_category, held, strict=True))
