@@ -99,7 +99,12 @@ def answers(gpu: str, plan: dict[str, Any], job: dict[str, Any]) -> tuple[dict[s
 
 
 def differences(estimated: dict[str, Any], trained: dict[str, Any]) -> list[str]:
-    """Return the fields of the peak, its categories, the phases and the time that are not equal."""
+    """Return the fields of the peak, its categories, the phases and the time that are not equal.
+
+    What the command does around its steps is not estimated: a phase that it alone has is left out.
+    """
+    names = {phase["name"] for phase in estimated["phases"]}
+    trained = {**trained, "phases": [phase for phase in trained["phases"] if phase["name"] in names]}
     flat = [_flatten(document) for document in (estimated, trained)]
     return [
         f"{key} {flat[0].get(key)} / {flat[1].get(key)}"

@@ -52,9 +52,29 @@ SLOW_FILES: Final = (
 """Files of tests without a ghost that take long together."""
 
 
+LONG: Final = (
+    "tests/tuning/test_script_tuning.py::test_a_card_that_runs_out_gets_smaller_batches",
+    "tests/tuning/test_script_tuning.py::test_memory_may_run_out_later",
+    "tests/tuning/test_tuning_trials.py::test_memory_that_runs_out_late_on_the_last_rank_is_the_verdict[save",
+    "tests/tuning/test_tuning_trials.py::test_memory_that_runs_out_late_on_the_last_rank_is_the_verdict[backward",
+    "tests/ghost/test_inference_engines.py::test_a_front_end_that_breaks_is_a_failure_of_the_command",
+    "tests/benchmarks/test_train_benchmark.py::test_contestants_run_on_a_ghost",
+    "tests/benchmarks/test_kills.py::test_a_run_that_is_killed_loses_nothing",
+    "tests/benchmarks/test_train_agrees.py::test_the_command_needs_what_was_estimated[zero3 on two]",
+    "tests/script/test_preferences.py::test_a_reference_needs_its_weights_once_more_or_not_at_all[precomputed",
+    "tests/train/test_ranks.py::test_ranks_equal_one_process[2-ddp]",
+    "tests/train/test_saving_ranks.py::test_any_number_of_ranks_goes_on[2-2-ddp]",
+    "tests/techniques/test_parallel.py::test_agrees_with_one_process[4-ep zero2]",
+)
+"""Tests of 7 to 34 s whose neighbours ask nearly the same; TONNAGE_TEST_LONG=1 runs them too."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that daily work can do without."""
+    """Mark the tests that daily work can do without, and skip those that take long for little."""
+    runs_long = bool(os.environ.get("TONNAGE_TEST_LONG"))
     for item in items:
+        if item.nodeid.startswith(LONG) and not runs_long:
+            item.add_marker(pytest.mark.skip(reason="takes long; TONNAGE_TEST_LONG=1 runs it"))
         needs_ghost = not set(SLOW).isdisjoint(getattr(item, "fixturenames", ()))
         if needs_ghost or (
             item.path.is_relative_to(HERE) and str(item.path.relative_to(HERE)).startswith(SLOW_FILES)

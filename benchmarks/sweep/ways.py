@@ -49,7 +49,9 @@ IMITATED = 0.02
 RESIDENT = 0.25
 """How far the operating system's count of resident memory may be from another process's."""
 
-_COUNTED_RESIDENT = re.compile(r"(ranks\[\d+\]\.)?host\.(peak_bytes|machine_bytes|(by_category\.)?process)")
+_COUNTED_RESIDENT = re.compile(
+    r"(ranks\[\d+\]\.)?host\.((peak|low|high)_bytes|machine_bytes|(by_category\.)?process)"
+)
 """Figures of the host that have the process's resident memory in them."""
 
 OF_TRAINERS = ("invariants", "kept", "exported", "dropped", "own", "delivered", "trainers")

@@ -182,7 +182,8 @@ def test_bad_input_of_plans_is_one_line(tonnage, words, message):
     assert is_one_line(result.err)
 
 
-def test_the_how_to_shows_what_is_printed(tonnage):
+def test_the_how_to_shows_what_is_printed(tonnage, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "serve-a-model.md").read_text(encoding="utf-8")
     shown = page.split("$ tonnage ")[1].split("```")[0].splitlines()
     printed = tonnage(*shown[0].split()).out.splitlines()

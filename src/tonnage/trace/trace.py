@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tonnage.errors import UnreadableFile
+from tonnage.printable import make_printable
 from tonnage.recorder.tonnage_recorder.record_layout import (
     ACTIONS,
     EVENT_COLUMNS,
@@ -149,7 +150,8 @@ class Trace:
     def __repr__(self) -> str:
         ranks = f"rank {self.rank} of {self.world_size}"
         ending = self.outcome.get("kind", "unfinished")
-        return f"<Trace: {self.source}, {ranks}, {self.steps} steps, {self.event_count:,} events, {ending}>"
+        shown = f"<Trace: {self.source}, {ranks}, {self.steps} steps, {self.event_count:,} events, {ending}>"
+        return make_printable(shown)
 
     @property
     def event_count(self) -> int:

@@ -16,7 +16,7 @@ from .imports import after_import
 from .marks import Marks
 from .step_counter import StepCounter
 
-GRACE_SECONDS = 3.0
+GRACE_SECONDS = 1.0
 """Time for which a loop without a loader may go on after its last wanted step, in a program of one process."""
 
 _PATIENCE = 16

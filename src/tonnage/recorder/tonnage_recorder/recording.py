@@ -36,7 +36,7 @@ ALIVE = "alive"
 _PROGRESS = ".progress"
 """Ending of the file with the progress of a process that uses the GPU."""
 
-_WRITING_SECONDS = 60.0
+_WRITING_SECONDS = 8.0
 """Longest time for which a process that is killed may write its trace."""
 _REST = ".rest.trace"
 """Ending of the file with all of a process's trace, where the first one was written before its end."""
