@@ -318,7 +318,7 @@ def _change_archive(content: bytes, chance: random.Random) -> bytes:
     method = chance.choice((zipfile.ZIP_DEFLATED,) * 8 + (zipfile.ZIP_STORED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2))
     with zipfile.ZipFile(packed, "w", method) as target:
         for member, data in members.items():
-            target.writestr(member, data)
+            target.writestr(zipfile.ZipInfo(member), data, method)  # of no time, so that a seed is repeatable
     return packed.getvalue()
 
 

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.ghost
 
 BIN = Path(sys.executable).parent
 TORCHRUN = (str(BIN / "torchrun"), "--nproc-per-node")
-ONE_SEQUENCE = "position_ids computed on the GPU are one unpacked sequence"
 NOT_FILLED = "host tensors were not filled with random numbers"
 
 
@@ -483,7 +482,8 @@ def test_what_is_known_of_values_assumes_nothing(dry_run: Any) -> None:
         # Of each element of the mask its two places, 8 bytes each, rounded up to 512.
         "wide": [[128_000, 2, 1, 128_000, 2_048_000], [32_000, 2, 1, 32_000, 512_000], [999, 31]],
     }
-    assert set(estimate.coverage.assumed) == {ONE_SEQUENCE}
+    (guessed,) = estimate.coverage.assumed  # the loss that is printed
+    assert guessed.startswith("computed numbers read as plausible ones")
 
 
 def test_what_is_not_known_of_values_is_assumed_and_told(dry_run: Any) -> None:
