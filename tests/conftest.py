@@ -60,11 +60,7 @@ LONG: Final = (
     "tests/ghost/test_inference_engines.py::test_a_front_end_that_breaks_is_a_failure_of_the_command",
     "tests/benchmarks/test_train_benchmark.py::test_contestants_run_on_a_ghost",
     "tests/benchmarks/test_kills.py::test_a_run_that_is_killed_loses_nothing",
-    "tests/benchmarks/test_train_agrees.py::test_the_command_needs_what_was_estimated[zero3 on two]",
     "tests/script/test_preferences.py::test_a_reference_needs_its_weights_once_more_or_not_at_all[precomputed",
-    "tests/train/test_ranks.py::test_ranks_equal_one_process[2-ddp]",
-    "tests/train/test_saving_ranks.py::test_any_number_of_ranks_goes_on[2-2-ddp]",
-    "tests/techniques/test_parallel.py::test_agrees_with_one_process[4-ep zero2]",
 )
 """Tests of 7 to 34 s whose neighbours ask nearly the same; TONNAGE_TEST_LONG=1 runs them too."""
 
