@@ -12,11 +12,10 @@ from tonnage.allocator import (
     OutOfMemory,
     Segment,
     SegmentBlock,
-    follow,
     replay,
 )
 from tonnage.allocator.settings import tie_rule
-from tonnage.errors import CannotEstimate, UsageError
+from tonnage.errors import UsageError
 from tonnage.trace.trace import Event
 from tonnage.units import GIB, MIB
 
@@ -508,15 +507,6 @@ def test_replay_with_recorded_settings_equals_the_recording(text: str) -> None:
     assert again.unmatched_frees == 0
 
 
-@pytest.mark.parametrize("text", ["", "expandable_segments:True", "max_split_size_mb:64"])
-def test_following_a_recording_ends_in_its_state(text: str) -> None:
-    device = recorded(text)
-    followed = follow(device.events, device.settings, 4 * GIB)
-    assert followed.events == device.events
-    assert followed.segments() == device.segments()
-    assert followed.allocated_bytes == device.allocated_bytes
-
-
 def test_events_of_the_peaks() -> None:
     events = [
         Event("segment_alloc", 64 * MIB, 20 * MIB, 0, 1),
@@ -589,18 +579,3 @@ def test_call_of_empty_cache_is_distinguished_from_a_retry() -> None:
     retried = replay(events, AllocatorSettings(), GIB, recorded_limit_bytes=80 * MIB)
     assert wished.peak_reserved_bytes == 50 * MIB
     assert retried.peak_reserved_bytes == 90 * MIB
-
-
-@pytest.mark.parametrize(
-    ("event", "message"),
-    [
-        (Event("alloc", 512, 512, 0, 0), "no free block of that size begins"),
-        (Event("segment_free", 512, 2 * MIB, 0, 0), "no free segment begins"),
-        (Event("segment_unmap", 512, 2 * MIB, 0, 0), "no free pages begin"),
-        (Event("free_requested", 512, 2 * MIB, 0, 0), "where none is allocated"),
-        (Event("free_completed", 512, 2 * MIB, 0, 0), "where no free was requested"),
-    ],
-)
-def test_contradictory_recording_is_refused(event: Event, message: str) -> None:
-    with pytest.raises(CannotEstimate, match=message):
-        follow([event], AllocatorSettings(), GIB)

@@ -22,7 +22,6 @@ from tonnage.allocator import (
     Driver,
     Segment,
     SegmentBlock,
-    follow,
     replay,
     snapshot,
     unpickle,
@@ -79,15 +78,6 @@ def test_replays_equal_recordings_of_real_gpus(name: str) -> None:
     assert result.segments == memory.segments
 
 
-@pytest.mark.parametrize("name", REAL)
-def test_recordings_of_real_gpus_can_be_followed(name: str) -> None:
-    memory = published(name)
-    before = snapshot.segments_before(memory, AllocatorSettings())
-    followed = follow(memory.events, AllocatorSettings(), 2**46, before=before)
-    assert [event[:4] for event in followed.events] == [event[:4] for event in events_of(memory)]
-    assert followed.segments() == memory.segments
-
-
 def test_wrong_tie_rule_fails_the_comparison() -> None:
     """The comparison can fail: torch 2.12's rule places blocks elsewhere."""
     memory = published("wed_medium_512_training_memory_snapshot")
@@ -129,14 +119,6 @@ def test_segments_before_the_recording_are_found_by_undoing_it(seed: int) -> Non
         (each.address, each.size_bytes, each.stream) for each in before
     ]
     assert states(derived) == states(before)
-    followed = follow(memory.events, AllocatorSettings(), 8 * GIB, before=derived)
-    assert followed.events == list(memory.events)
-    assert blocks(followed.segments()) == blocks(memory.segments)
-
-
-def blocks(segments: tuple[Segment, ...]) -> list[tuple[int, int, str]]:
-    """Return the blocks without the requested sizes of free ones, which are not recorded."""
-    return [(block.address, block.size_bytes, block.state) for segment in segments for block in segment.blocks]
 
 
 def states(segments: tuple[Segment, ...]) -> list[tuple[int, str]]:

@@ -2,7 +2,7 @@
 
 from tonnage.allocator.caching import CachingAllocator, OutOfMemory, Shortage
 from tonnage.allocator.driver import Driver
-from tonnage.allocator.replay import Replay, follow, replay
+from tonnage.allocator.replay import Replay, replay
 from tonnage.allocator.segments import Segment, SegmentBlock
 from tonnage.allocator.settings import AllocatorSettings
 
@@ -15,6 +15,5 @@ __all__ = [
     "Segment",
     "SegmentBlock",
     "Shortage",
-    "follow",
     "replay",
 ]

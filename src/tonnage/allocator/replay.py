@@ -1,4 +1,4 @@
-"""Replays of recorded requests: `replay` under other settings and capacities, `follow` at the recorded addresses."""
+"""Replay of recorded requests under other settings and capacities."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ from tonnage.allocator.caching import NEWEST, CachingAllocator, OutOfMemory, Sho
 from tonnage.allocator.driver import Driver
 from tonnage.allocator.segments import Segment
 from tonnage.allocator.settings import AllocatorSettings
-from tonnage.errors import CannotEstimate
 from tonnage.trace.trace import Event
 
 
@@ -96,26 +95,6 @@ def replay(
     )
 
 
-def follow(
-    events: Iterable[Event],
-    settings: AllocatorSettings,
-    total_bytes: int,
-    *,
-    before: Iterable[Segment] = (),
-) -> CachingAllocator:
-    """Return an allocator that has repeated the recording, block by block at the recorded addresses.
-
-    Its block sizes (with slack), statistics and segments are those of the recorded process, for any torch and any
-    rule that breaks ties.  Raises CannotEstimate when the recording contradicts itself.
-    """
-    allocator = CachingAllocator(Driver(total_bytes), settings)
-    tickets = placing.restore(allocator, before)
-    for event in events:
-        allocator.mark = event.mark
-        _repeat(allocator, event, tickets)
-    return allocator
-
-
 class _Player:
     """Serves recorded requests with an allocator; it maps recorded addresses to the allocator's own."""
 
@@ -180,33 +159,3 @@ def _find_empty_cache_calls(events: Sequence[Event], limit_bytes: int | None, re
 
 def _allocated_addresses(segment: Segment) -> Iterable[int]:
     return (block.address for block in segment.blocks if block.state == "active_allocated")
-
-
-def _repeat(allocator: CachingAllocator, event: Event, tickets: dict[int, int]) -> None:
-    """Repeat one recorded event at its recorded address.  Raises CannotEstimate where that is impossible."""
-    match event.action:
-        case "alloc":
-            placing.place(allocator.heap, event.address, event.size_bytes, event.stream)
-        case "free_requested":
-            tickets[event.address] = _free(allocator, event.address)
-        case "free_completed":
-            if event.address not in tickets:
-                raise CannotEstimate(
-                    f"The recording completes a free at {event.address:#x}, where no free was requested."
-                )
-            allocator.complete(tickets.pop(event.address))
-        case "segment_alloc":
-            placing.place_segment(allocator.heap, event.address, event.size_bytes, event.stream)
-        case "segment_free":
-            placing.place_release(allocator.heap, event.address)
-        case "segment_map":
-            placing.place_mapping(allocator.heap, event.address, event.size_bytes, event.stream)
-        case "segment_unmap":
-            placing.place_unmapping(allocator.heap, event.address)
-
-
-def _free(allocator: CachingAllocator, address: int) -> int:
-    try:
-        return allocator.free(address, held=True)
-    except ValueError:
-        raise CannotEstimate(f"The recording frees a block at {address:#x}, where none is allocated.") from None

@@ -62,11 +62,6 @@ class Simulation:
     generated_tokens: int
     """Tokens of all answers."""
 
-    @property
-    def tokens_per_step(self) -> float:
-        """Return the answers' tokens of a step."""
-        return self.generated_tokens / self.steps if self.steps else 0.0
-
 
 def simulate(requests: Requests, engine: PagedEngine) -> Simulation:
     """Return the course of serving these requests.  Raises UsageError for one that the whole pool cannot hold."""

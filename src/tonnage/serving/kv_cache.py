@@ -204,11 +204,6 @@ def split_stages(layers: int, stages: int) -> tuple[range, ...]:
     return tuple(range(start, end) for start, end in pairwise(ends))
 
 
-def with_element_bytes(layer: LayerCache, times: float) -> LayerCache:
-    """Return the layer with keys and values of another size, such as half for fp8; states keep theirs."""
-    return replace(layer, token_bytes=int(layer.token_bytes * times))
-
-
 def heads_on_rank(heads: int, tp: int) -> int:
     """Return the key and value heads that a tensor-parallel rank holds; ranks beyond their number hold copies.
 
