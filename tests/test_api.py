@@ -5,7 +5,7 @@ import inspect
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any, Literal, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Unpack, get_args, get_origin, get_overloads, get_type_hints
 
 import pytest
 
@@ -25,6 +25,7 @@ from tonnage.planner.solution import Candidate, Choice, Solution
 from tonnage.plans import Plan
 from tonnage.report.terminal import render
 from tonnage.script import dry_run as script_dry_run
+from tonnage.serving.settings import ServeOptions, ServeSettings
 from tonnage.trainers.cases import request
 
 
@@ -182,10 +183,16 @@ def field_types(kind: type) -> dict[str, Any]:
     return {item.name: Words if option.kind == "names" else hints[item.name] for item, option in options(kind)}
 
 
+def typed_keywords(function: Any) -> Any:
+    local = {"Unpack": Unpack, "Options": Options, "SearchOptions": SearchOptions, "ServeOptions": ServeOptions}
+    return get_args(eval(str(function.__annotations__["options"]), local))[0]
+
+
 @pytest.mark.parametrize("function", [tonnage.estimate, tonnage.plan], ids=lambda function: function.__name__)
 def test_typed_keywords_are_the_options(function: Any) -> None:
-    local = {"Unpack": Unpack, "Options": Options, "SearchOptions": SearchOptions}
-    keywords = get_args(eval(str(function.__annotations__["options"]), local))[0]
+    keywords, serving = map(typed_keywords, get_overloads(function))
+    hints, settings = get_type_hints(serving), get_type_hints(ServeSettings)
+    assert hints == {**settings, "lengths": str | None, "concurrency": int | None}
     expected = {**field_types(Job), **field_types(Plan)}
     if function is tonnage.plan:
         expected["method"] = Method | Literal["any"] | str

@@ -2,11 +2,12 @@
 
 tonnage.estimate("llama-3.1-8b", gpu="8xA100-80GB", seq_len=8192, shard="zero3").peak.process_bytes
 tonnage.plan("llama-3.1-8b", gpu="8xA100-80GB").plans[0].candidate.plan
+tonnage.estimate("llama-3.1-8b", task="serve", gpu="h100-80gb", max_len=8192).serving.kv_cache_tokens
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from tonnage.errors import UsageError
 from tonnage.estimates.estimate import Estimate
@@ -15,7 +16,10 @@ from tonnage.estimates.training import TrainingGoal, with_training
 from tonnage.options import check_number, check_switch, is_number, parse_words, spell_option
 from tonnage.planner.solution import Solution
 from tonnage.plans import HEADROOM
-from tonnage.report import html, plans, plans_html, terminal
+from tonnage.report import html, plans, plans_html, serving, serving_plans, terminal
+from tonnage.serving.asking import SETTINGS, ServingAnswer, ask_plans, ask_serving
+from tonnage.serving.planning import ServeFind, ServeSolution
+from tonnage.serving.tasks import Task, check_task
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
+    from tonnage.serving.settings import ServeOptions
     from tonnage.train.trainable import Trainable
     from tonnage.tuning.decisions import Tuned
     from tonnage.workers.worker import Worker
@@ -37,14 +42,17 @@ Progress = Callable[[str], None]
 
 Estimate.terminal_view, Estimate.notebook_view = terminal.render, html.fragment
 Solution.terminal_view, Solution.notebook_view = plans.render, plans_html.fragment
+ServingAnswer.terminal_view, ServeSolution.terminal_view = serving.render, serving_plans.render
 
 
+@overload
 def estimate(
     model: str,
     job: "Job | None" = None,
     plan: "Plan | None" = None,
     cluster: "str | Cluster | None" = None,
     *,
+    task: Literal["train"] = "train",
     gpu: "str | Cluster | None" = None,
     gpus: int | None = None,
     gpu_memory: str | int | None = None,
@@ -62,7 +70,45 @@ def estimate(
     price: float | None = None,
     progress: Progress = lambda text: None,
     **options: "Unpack[Options]",
-) -> Estimate:
+) -> Estimate: ...
+@overload
+def estimate(
+    model: str,
+    *,
+    task: Literal["serve"],
+    cluster: "str | Cluster | None" = None,
+    gpu: "str | Cluster | None" = None,
+    gpus: int | None = None,
+    gpu_memory: str | int | None = None,
+    offline: bool = False,
+    advice: bool = True,
+    **options: "Unpack[ServeOptions]",
+) -> ServingAnswer: ...
+def estimate(
+    model: str,
+    job: "Job | None" = None,
+    plan: "Plan | None" = None,
+    cluster: "str | Cluster | None" = None,
+    *,
+    task: Task = "train",
+    gpu: "str | Cluster | None" = None,
+    gpus: int | None = None,
+    gpu_memory: str | int | None = None,
+    host_memory: str | int | None = None,
+    rank: int | None = None,
+    steps: int | None = None,
+    torch_version: str | None = None,
+    offline: bool = False,
+    worker: "Worker | None" = None,
+    source: Source = "ghost",
+    fresh: bool = False,
+    advice: bool = True,
+    tokens: int | None = None,
+    samples: int | None = None,
+    price: float | None = None,
+    progress: Progress = lambda text: None,
+    **options: Any,
+) -> Estimate | ServingAnswer:
     """Return the memory and time of a training step of `model` on each rank, as `tonnage estimate` prints them.
 
     `options` are fields of Job and Plan.  They override the fields of `job` and `plan`, so these two are the same:
@@ -80,6 +126,11 @@ def estimate(
     only barely, `advice` tries changes for some seconds and adds those that fit (`Estimate.advice`).  `tokens` or
     `samples` of the whole training, and the `price` of a GPU's hour, give `time["training"]`.
 
+    With `task="serve"`, whether an inference engine starts and how much it holds; `options` are then its settings,
+    `lengths` and `concurrency`:
+
+        tonnage.estimate("llama-3.1-8b", task="serve", gpu="h100-80gb", max_len=8192, kv_dtype="fp8").starts
+
     Raises UsageError, CannotEstimate and their subclasses; a step that does not fit is an answer (`Estimate.fits`),
     not an error.
     """
@@ -90,6 +141,20 @@ def estimate(
         raise UsageError("Both cluster and gpu name the GPUs; give one of the two.")
     _check_switches(offline=offline, fresh=fresh, advice=advice)
     _check_numbers(gpus=gpus, steps=steps, tokens=tokens, samples=samples)
+    refused: dict[str, Any] = {
+        "job": job,
+        "plan": plan,
+        "rank": rank,
+        "steps": steps,
+        "torch": torch_version,
+        "worker": worker,
+    }
+    refused |= {"host_memory": host_memory, "source": None if source == "ghost" else source, "fresh": fresh}
+    refused |= {"tokens": tokens, "samples": samples, "price": price}
+    _check_task(task, options, refused)
+    if task == "serve":
+        cards = _parse_gpus(cluster if gpu is None else gpu, gpus, gpu_memory, None)
+        return ask_serving(model, options, cards, **_requests(options), advice=advice, offline=offline)
     goal = TrainingGoal(tokens=tokens, samples=samples, price=price)
     cards = _parse_gpus(cluster if gpu is None else gpu, gpus, gpu_memory, host_memory)
     asked = Asked(
@@ -119,9 +184,11 @@ def _list_fields(value: "Job | Plan | None") -> dict[str, Any]:
     return {name: chosen for name, chosen, default in named if name != "model" and chosen != default}
 
 
+@overload
 def plan(
     model: str,
     *,
+    task: Literal["train"] = "train",
     gpu: "str | Cluster | None" = None,
     gpus: int | None = None,
     gpu_memory: str | int | None = None,
@@ -140,7 +207,44 @@ def plan(
     price: float | None = None,
     progress: Progress = lambda text: None,
     **options: "Unpack[SearchOptions]",
-) -> Solution:
+) -> Solution: ...
+@overload
+def plan(
+    model: str,
+    *,
+    task: Literal["serve"],
+    gpu: "str | Cluster | None" = None,
+    gpus: int | None = None,
+    gpu_memory: str | int | None = None,
+    find: ServeFind | None = None,
+    top: int = 4,
+    offline: bool = False,
+    price: float | None = None,
+    **options: "Unpack[ServeOptions]",
+) -> ServeSolution: ...
+def plan(
+    model: str,
+    *,
+    task: Task = "train",
+    gpu: "str | Cluster | None" = None,
+    gpus: int | None = None,
+    gpu_memory: str | int | None = None,
+    only: str | Sequence[str] = (),
+    without: str | Sequence[str] = (),
+    allow: str | Sequence[str] = (),
+    headroom: float = HEADROOM,
+    host_memory: str | int | None = None,
+    find: Find | ServeFind | None = None,
+    top: int = 4,
+    pareto: bool = False,
+    torch_version: str | None = None,
+    offline: bool = False,
+    tokens: int | None = None,
+    samples: int | None = None,
+    price: float | None = None,
+    progress: Progress = lambda text: None,
+    **options: Any,
+) -> Solution | ServeSolution:
     """Return the fastest plans that fit, as `tonnage plan` prints them.
 
         tonnage.plan("llama-3.1-8b", gpu="8xA100-80GB", seq_len=8192)
@@ -148,14 +252,32 @@ def plan(
     `options` are fields of Job and Plan: those that are given are kept, the search chooses the others.  `method` may
     be `any`, or several methods with commas between them, which are compared.  `headroom` is the fraction of each GPU
     that stays free.  `host_memory`, `tokens`, `samples` and `price` are those of `tonnage.estimate`.
+    With `task="serve"`, the fastest ways to serve `concurrency` requests of these `lengths`:
+
+        tonnage.plan("llama-3.1-70b", task="serve", gpu="4xh100-80gb", concurrency=64, lengths="p50=1000,p95=4000")
+
     Raises UsageError, CannotEstimate and their subclasses; that nothing fits is an answer (`Solution.status`), not an
     error.
     """
+    from tonnage.catalog.devices import device_names
     from tonnage.planner.ask import answer, ask
     from tonnage.planner.limits import check_cards, initial_card
 
     _check_switches(pareto=pareto, offline=offline)
     _check_numbers(gpus=gpus, tokens=tokens, samples=samples)
+    refused: dict[str, Any] = {
+        "only": only,
+        "without": without,
+        "allow": allow,
+        "host_memory": host_memory,
+        "pareto": pareto,
+    }
+    refused |= {"torch": torch_version, "tokens": tokens, "samples": samples}
+    _check_task(task, options, {**refused, "headroom": None if headroom == HEADROOM else headroom})
+    if task == "serve":
+        cards = _parse_gpus(device_names()[0] if gpu is None and find == "min-gpu" else gpu, gpus, gpu_memory, None)
+        requests = {**_requests(options), "find": find, "top": top, "price": price, "offline": offline}
+        return ask_plans(model, options, cards, **requests)
     goal = TrainingGoal(tokens=tokens, samples=samples, price=price)
     check_number("top", top)
     if not is_number(headroom):
@@ -302,6 +424,23 @@ def tune(
         offline=offline,
         progress=progress,
     )
+
+
+def _check_task(task: str, options: dict[str, Any], refused: dict[str, Any]) -> None:
+    """Raise UsageError for an unknown task, or arguments and options of the other one."""
+    from tonnage.job import Job
+    from tonnage.options import options as list_options
+    from tonnage.plans import Plan
+
+    known = {*SETTINGS, "concurrency"}
+    training = {item.name for kind in (Job, Plan) for item, _ in list_options(kind)}
+    serving = {name: value for name, value in options.items() if name in known}
+    check_task(task, serving, {**refused, **{name: v for name, v in options.items() if name in training - known}})
+
+
+def _requests(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the lengths of requests and their number, taken out of the options."""
+    return {name: options.pop(name, None) for name in ("lengths", "concurrency")}
 
 
 def _check_switches(**values: object) -> None:

@@ -41,10 +41,9 @@ from tonnage.cli.serving_options import (
     Task,
     Utilization,
     Warm,
-    check_task,
-    read_settings,
 )
 from tonnage.errors import UsageError
+from tonnage.serving.tasks import check_task
 
 if TYPE_CHECKING:
     from tonnage.estimates.estimate import Estimate
@@ -132,7 +131,15 @@ def estimate(
         **{"eager": eager, "warm": warm},
     }
     requests = {"concurrency": concurrency}
-    others = {"plan": plan, "rank": rank, "steps": steps, "tokens": tokens, "samples": samples, "price": price}
+    others: dict[str, Any] = {
+        "plan": plan,
+        "rank": rank,
+        "steps": steps,
+        "tokens": tokens,
+        "samples": samples,
+        "price": price,
+    }
+    others |= {"host_memory": host_memory, "source": None if source == "ghost" else source}
     files = {"html": html, "save": save, "snapshot": snapshot, "torch": torch, "fresh": fresh}
     check_task(task, {**serving, **requests}, {**others, **files, **options})
     if task == "serve":
@@ -141,10 +148,8 @@ def estimate(
         if model is None:
             raise UsageError("No MODEL was given; name one (`tonnage models` lists them).")
         cards = parse_cluster_options(gpu, gpus, gpu_memory, here, host_memory=host_memory)
-        lengths = join_lengths(options)
-        settings = read_settings(serving, options)
-        how: dict[str, Any] = {"lengths": lengths, "concurrency": concurrency, "advice": advice}
-        return estimate_serve(model, settings, cards, **how, json=json, offline=offline)
+        how: dict[str, Any] = {"lengths": join_lengths(options), "concurrency": concurrency, "advice": advice}
+        return estimate_serve(model, {**serving, **options}, cards, **how, json=json, offline=offline)
     from tonnage.advice.advise import Asked, answers
     from tonnage.cli.answer import Output, deliver
     from tonnage.cli.progress import progress

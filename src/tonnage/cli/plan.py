@@ -42,11 +42,10 @@ from tonnage.cli.serving_options import (
     Task,
     Utilization,
     Warm,
-    check_task,
-    read_settings,
 )
 from tonnage.errors import UsageError
 from tonnage.plans import HEADROOM
+from tonnage.serving.tasks import check_task
 
 if TYPE_CHECKING:
     from tonnage.cluster import Cluster
@@ -174,12 +173,20 @@ def plan(
         **{"eager": eager, "warm": warm},
     }
     requests = {"concurrency": concurrency}
-    others = {"only": only, "without": without, "allow": allow, "from": settings, "timeout": timeout, "torch": torch}
+    others: dict[str, Any] = {
+        "only": only,
+        "without": without,
+        "allow": allow,
+        "from": settings,
+        "timeout": timeout,
+        "torch": torch,
+    }
+    others |= {"host_memory": host_memory, "headroom": None if headroom == 100 * HEADROOM else headroom}
     goal = {"tokens": tokens, "samples": samples, "pareto": pareto, "html": html}
     check_task(task, {**serving, **requests}, {**others, **goal, **options})
     if task == "serve":
         from tonnage.catalog.devices import device_names
-        from tonnage.cli.serve import fixed_names, join_lengths, plan_serve
+        from tonnage.cli.serve import join_lengths, plan_serve
 
         check_outputs(save)
         check_replaceable(save, force=force)
@@ -190,9 +197,8 @@ def plan(
         lengths = join_lengths(options)
         return plan_serve(
             model_or_command[0],
-            read_settings(serving, options),
+            {**serving, **options},
             cards,
-            fixed=fixed_names(serving, options),
             lengths=lengths,
             concurrency=concurrency,
             find=find,

@@ -9,90 +9,47 @@ from tonnage.errors import UsageError
 
 if TYPE_CHECKING:
     from tonnage.cluster import Cluster
-    from tonnage.serving.settings import ServeSettings
-
-USUAL_LENGTHS = "p50=1000,p95=4000"
-"""Lengths of requests for `plan` where none are stated."""
-
-USUAL_CONCURRENCY = 64
-"""Requests at once for `plan` where none are stated."""
 
 
-def estimate_serve(
-    model: str,
-    settings: "ServeSettings",
-    cluster: "Cluster",
-    *,
-    lengths: str | None,
-    concurrency: int | None,
-    advice: bool,
-    json: bool,
-    offline: bool,
-) -> int:
-    """Print the answer and return the exit code: 0 starts, 1 does not."""
+def estimate_serve(model: str, options: Mapping[str, Any], cluster: "Cluster", *, json: bool, **requests: Any) -> int:
+    """Print the answer and return the exit code: 0 starts, 1 does not.
+
+    `requests` are the further arguments of `ask_serving`.
+    """
     from tonnage.cli import answer
-    from tonnage.serving.advice import advise
-    from tonnage.serving.closed_form import estimate_serving
-    from tonnage.serving.document import to_json
-    from tonnage.serving.network import read_network
+    from tonnage.serving.asking import ask_serving
 
-    if concurrency is not None and lengths is None:
-        raise UsageError("--concurrency needs --lengths, such as p50=800,p95=6000.")
-    load = None
-    estimate = estimate_serving(read_network(model, offline=offline), settings, cluster)
-    if lengths is not None:
-        from tonnage.serving.lengths import parse_lengths
-        from tonnage.serving.load import serve_load
-
-        requests = parse_lengths(lengths)
-        load = serve_load(estimate, requests, concurrency) if estimate.starts else None
-    changes = advise(estimate) if advice and not estimate.starts else ()
+    answered = ask_serving(model, options, cluster, **requests)
     if json:
-        answer.print_json({**to_json(estimate, changes), "load": None if load is None else load.to_json()})
+        answer.print_json(answered.to_json())
     else:
         from tonnage.report.serving import render
 
-        view = render(estimate, changes, load, width=answer.width(), colour=answer.colour(), unicode=answer.unicode())
-        answer.emit(view)
-    return 0 if estimate.starts else 1
+        answer.emit(render(answered, width=answer.width(), colour=answer.colour(), unicode=answer.unicode()))
+    return 0 if answered.starts else 1
 
 
 def plan_serve(
     model: str,
-    settings: "ServeSettings",
+    options: Mapping[str, Any],
     cluster: "Cluster",
     *,
-    fixed: frozenset[str],
-    lengths: str | None,
-    concurrency: int | None,
-    find: str | None,
-    top: int,
-    price: float | None,
     save: Path | None,
     json: bool,
-    offline: bool,
+    **requests: Any,
 ) -> int:
-    """Print the plans, write the best one if asked to, and return the exit code: 0 found, 1 none."""
+    """Print the plans, write the best one if asked to, and return the exit code: 0 found, 1 none.
+
+    `requests` are the further arguments of `ask_plans`.
+    """
     from tonnage.catalog.devices import spell_cluster
     from tonnage.cli import answer
     from tonnage.serving import plan_file
-    from tonnage.serving.document import solution_to_json
-    from tonnage.serving.lengths import parse_lengths
-    from tonnage.serving.network import read_network
-    from tonnage.serving.planning import Question, find_limit, plan_serving
+    from tonnage.serving.asking import ask_plans
 
-    question = Question(
-        network=read_network(model, offline=offline),
-        cluster=cluster,
-        lengths=parse_lengths(USUAL_LENGTHS if lengths is None else lengths),
-        concurrency=USUAL_CONCURRENCY if concurrency is None else concurrency,
-        stated=settings,
-        fixed=fixed,
-        price=price,
-    )
-    solution = plan_serving(question, top=top) if find is None else find_limit(find, question, top=top)
+    solution = ask_plans(model, options, cluster, **requests)
     if json:
-        answer.print_json(solution_to_json(solution))
+        answer.print_json(solution.to_json())
     else:
         from tonnage.report.serving_plans import render
 
@@ -157,8 +114,3 @@ def join_lengths(options: dict[str, Any]) -> str | None:
     """Return the lengths of requests as one text, taken out of the options of training, which list them."""
     listed = options.pop("lengths", ())
     return ",".join(listed) if listed else None
-
-
-def fixed_names(serving: Mapping[str, Any], options: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names of the settings that were given on the command line."""
-    return frozenset({name for name, value in serving.items() if value not in (None, False)} | options.keys())

@@ -10,6 +10,7 @@ from rich.text import Text
 from tonnage.report.canvas import BAD, GOOD, TIGHT, Canvas, draw, text, title
 from tonnage.report.palette import LOOKS, Look
 from tonnage.serving.advice import ServingAdvice, needed_bytes
+from tonnage.serving.asking import ServingAnswer
 from tonnage.serving.closed_form import ServingEstimate
 from tonnage.serving.kv_cache import Request
 from tonnage.serving.load import Load
@@ -36,18 +37,10 @@ _COUNTS: Final = (1, 8, 64)
 """Requests together in that picture."""
 
 
-def render(
-    estimate: ServingEstimate,
-    advice: Sequence[ServingAdvice] = (),
-    load: Load | None = None,
-    *,
-    width: int = 100,
-    colour: bool = False,
-    unicode: bool = True,
-) -> str:
+def render(answer: ServingAnswer, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
     """Return the report with this width and a final newline."""
-    canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
-    return draw(_parts(estimate, advice, load, canvas), canvas) + (
+    canvas, advice = Canvas.of(width=width, colour=colour, unicode=unicode), answer.advice
+    return draw(_parts(answer.estimate, advice, answer.load, canvas), canvas) + (
         f"  {advice[0].command}\n" if advice and advice[0].fits else ""
     )
 

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import ceil
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 from tonnage.catalog.devices import device_names, find_device
 from tonnage.cluster import GPUS_PER_NODE, Cluster
 from tonnage.errors import CannotEstimate, UsageError
+from tonnage.estimates.viewed import Viewed
 from tonnage.options import unknown_word
 from tonnage.serving.advice import LARGER_CARDS
 from tonnage.serving.blocks import PagedEngine, Simulation, simulate
@@ -27,7 +28,8 @@ from tonnage.serving.settings import ServeSettings
 from tonnage.serving.speed import ServingSpeed, held_requests, serving_speed
 from tonnage.units import format_gib
 
-FINDS: Final = ("max-len", "max-concurrency", "min-gpu", "min-gpus", "quantization")
+ServeFind = Literal["max-len", "max-concurrency", "min-gpu", "min-gpus", "quantization"]
+FINDS: Final[tuple[str, ...]] = get_args(ServeFind)
 """Words of `--find`."""
 
 MOST_GPUS: Final = 64
@@ -155,8 +157,8 @@ class Remedy:
         return {"change": self.change, "plan": self.plan.name, "concurrency": self.plan.held, "price": self.price}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeSolution:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ServeSolution(Viewed):
     """Plans, best first, and what was refused."""
 
     question: Question
@@ -170,6 +172,17 @@ class ServeSolution:
     """Other GPUs, or fewer requests, with which it would serve."""
     found: str | None = None
     """The limit that `--find` found, such as `max-len 65536`."""
+
+    def summary(self) -> str:
+        """Return the answer in one line."""
+        best = f"; the best: {self.plans[0].name}" if self.plans else ""
+        return f"{self.question.network.name} on {self.question.cluster}: {self.status}{best}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that `--json` prints, best plan first."""
+        from tonnage.serving.document import solution_to_json
+
+        return solution_to_json(self)
 
 
 def plan_serving(question: Question, *, top: int = 4) -> ServeSolution:

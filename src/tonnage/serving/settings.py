@@ -1,11 +1,11 @@
 """Settings of an inference engine, with the engine's own defaults where a user states none."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from tonnage.cluster import CPU, Cluster, Device
 from tonnage.errors import CannotEstimate, UsageError
-from tonnage.options import check_number, is_number, spell_option
+from tonnage.options import check_number, check_switch, is_number, spell_option
 from tonnage.serving.facts import ENGINES, Engine, parse_engine, sglang_facts, vllm_facts
 from tonnage.serving.kv_cache import BLOCK_TOKENS
 from tonnage.serving.network import ServedNetwork
@@ -21,6 +21,37 @@ _BIG_CARD_BYTES: Final = 70 * GIB
 
 _USUAL_MAX_LEN: Final = 4096
 """Longest request of a network whose configuration states none."""
+
+
+_WORDS: Final = ("kv_dtype", "quantization", "engine")
+_SWITCHES: Final = ("eager", "warm")
+"""Settings that are no numbers."""
+
+
+class EngineOptions(TypedDict, total=False):
+    """The settings of an engine as typed keywords."""
+
+    max_len: int | None
+    max_seqs: int | None
+    max_batched_tokens: int | None
+    gpu_memory_utilization: float | None
+    kv_dtype: str
+    quantization: str | None
+    tp: int
+    pp: int
+    dp: int
+    ep: int
+    engine: str
+    block_tokens: int
+    eager: bool
+    warm: bool
+
+
+class ServeOptions(EngineOptions, total=False):
+    """The options of a question about serving as typed keywords."""
+
+    lengths: str | None
+    concurrency: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,15 +130,12 @@ class FullSettings:
 
 def complete(settings: ServeSettings, network: ServedNetwork, cluster: Cluster) -> FullSettings:
     """Return the settings with the engine's defaults.  Raises UsageError for values that cannot be."""
+    _check_types(settings)
     engine = parse_engine(settings.engine)
     assert engine.name in ENGINES
     device = cluster.device
     if device.id == CPU:
         raise CannotEstimate("Serving is estimated for GPUs; name one with --gpu.")
-    for name in ("max_len", "max_seqs", "max_batched_tokens", "tp", "pp", "dp", "ep", "block_tokens"):
-        value = getattr(settings, name)
-        if value is not None:
-            check_number(name, value)
     utilization = settings.gpu_memory_utilization
     if utilization is not None and not (is_number(utilization) and 0 < utilization <= 1):
         raise UsageError(f"gpu-memory-utilization is {utilization!r}; it must be above 0 and at most 1.")
@@ -146,6 +174,18 @@ def complete(settings: ServeSettings, network: ServedNetwork, cluster: Cluster) 
         kv_element_bytes=KV_DTYPES[settings.kv_dtype],
         quantization=quantization,
     )
+
+
+def _check_types(settings: ServeSettings) -> None:
+    """Raise UsageError for a value of another type than that of its field."""
+    for item in fields(settings):
+        value = getattr(settings, item.name)
+        if item.name in _WORDS and not isinstance(value, str | None):
+            raise UsageError(f"{spell_option(item.name)} is {value!r}; it must be a word.")
+        if item.name in _SWITCHES:
+            check_switch(item.name, value)
+        if item.name not in (*_WORDS, *_SWITCHES, "gpu_memory_utilization") and value is not None:
+            check_number(item.name, value)
 
 
 def _longest(settings: ServeSettings, network: ServedNetwork) -> int:

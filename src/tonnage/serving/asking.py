@@ -1,0 +1,142 @@
+"""Questions about serving, as the command line and Python ask them: the same checks, the same answers.
+
+    ask_serving("llama-3.1-8b", {"max_len": 8192}, cluster).estimate.starts
+    ask_plans("llama-3.1-70b", {"quantization": "fp8"}, cluster, concurrency=64).plans[0].settings
+
+Options are given by name; None and False stand for one that was not given.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from tonnage.catalog.spelling import closest
+from tonnage.cluster import Cluster
+from tonnage.errors import UsageError
+from tonnage.estimates.viewed import Viewed
+from tonnage.options import check_number, is_amount
+from tonnage.serving.advice import ServingAdvice, advise
+from tonnage.serving.answer import Serving
+from tonnage.serving.closed_form import ServingEstimate, estimate_serving
+from tonnage.serving.document import to_json
+from tonnage.serving.lengths import parse_lengths
+from tonnage.serving.load import Load, serve_load
+from tonnage.serving.network import read_network
+from tonnage.serving.planning import Question, ServeSolution, find_limit, plan_serving
+from tonnage.serving.settings import ServeSettings
+from tonnage.serving.tasks import is_given
+
+SETTINGS: Final = tuple(item.name for item in fields(ServeSettings))
+"""Names of the settings of an engine."""
+
+USUAL_LENGTHS: Final = "p50=1000,p95=4000"
+"""Lengths of requests for `plan` where none are stated."""
+
+USUAL_CONCURRENCY: Final = 64
+"""Requests at once for `plan` where none are stated."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ServingAnswer(Viewed):
+    """The start of an engine, what would make it start, and what it makes of requests."""
+
+    estimate: ServingEstimate
+    advice: tuple[ServingAdvice, ...] = ()
+    """Changes of settings, each computed; empty where the engine starts."""
+    load: Load | None = None
+    """Course of serving requests; None where no lengths were stated."""
+
+    @property
+    def starts(self) -> bool:
+        """Return True if the engine gets ready."""
+        return self.estimate.starts
+
+    @property
+    def serving(self) -> Serving:
+        """Return the memory that the engine holds."""
+        return self.estimate.serving
+
+    def summary(self) -> str:
+        """Return the answer in one line."""
+        told = f"starts: {self.serving.kv_cache_tokens:,} tokens" if self.starts else "does not start"
+        return f"{self.estimate.network.name} on {self.estimate.cluster}: {told}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that `--json` prints."""
+        load = None if self.load is None else self.load.to_json()
+        return {**to_json(self.estimate, self.advice), "load": load}
+
+
+def ask_serving(
+    model: str,
+    options: Mapping[str, Any],
+    cluster: Cluster,
+    *,
+    lengths: str | None = None,
+    concurrency: int | None = None,
+    advice: bool = True,
+    offline: bool = False,
+) -> ServingAnswer:
+    """Return whether an engine starts, and what it makes of requests of these `lengths`.
+
+    Raises UsageError, CannotEstimate and their subclasses.
+    """
+    _check_requests(lengths, concurrency)
+    if concurrency is not None and lengths is None:
+        raise UsageError("--concurrency needs --lengths, such as p50=800,p95=6000.")
+    requests = None if lengths is None else parse_lengths(lengths)
+    estimate = estimate_serving(read_network(model, offline=offline), _settings(options), cluster)
+    load = serve_load(estimate, requests, concurrency) if requests is not None and estimate.starts else None
+    changes = advise(estimate) if advice and not estimate.starts else ()
+    return ServingAnswer(estimate=estimate, advice=changes, load=load)
+
+
+def ask_plans(
+    model: str,
+    options: Mapping[str, Any],
+    cluster: Cluster,
+    *,
+    lengths: str | None = None,
+    concurrency: int | None = None,
+    find: str | None = None,
+    top: int = 4,
+    price: float | None = None,
+    offline: bool = False,
+) -> ServeSolution:
+    """Return the fastest ways to serve so many requests at once; options that are given are kept.
+
+    Raises UsageError, CannotEstimate and their subclasses.
+    """
+    _check_requests(lengths, concurrency)
+    check_number("top", top)
+    if price is not None and not is_amount(price):
+        raise UsageError(f"--price is {price!r}; it must be a number above 0.")
+    question = Question(
+        network=read_network(model, offline=offline),
+        cluster=cluster,
+        lengths=parse_lengths(USUAL_LENGTHS if lengths is None else lengths),
+        concurrency=USUAL_CONCURRENCY if concurrency is None else concurrency,
+        stated=_settings(options),
+        fixed=frozenset(name for name, value in options.items() if is_given(value)),
+        price=price,
+    )
+    return plan_serving(question, top=top) if find is None else find_limit(find, question, top=top)
+
+
+def _check_requests(lengths: object, concurrency: object) -> None:
+    if lengths is not None and not isinstance(lengths, str):
+        raise UsageError(f"lengths are {lengths!r}; give a text such as 'p50=800,p95=6000', or a file's name.")
+    if concurrency is not None:
+        check_number("concurrency", concurrency)
+
+
+def _settings(options: Mapping[str, Any]) -> ServeSettings:
+    """Return the settings of options by name.  Raises UsageError for one that no engine has."""
+    unknown = next((name for name in options if name not in SETTINGS), None)
+    if unknown is not None:
+        near = closest(unknown, SETTINGS, limit=1)
+        hint = f"; close: {near[0]}" if near else ""
+        raise UsageError(
+            f"Unknown option {unknown!r} of --task serve{hint}; possible: {', '.join(sorted(SETTINGS))}."
+        )
+    return ServeSettings(**{name: value for name, value in options.items() if is_given(value)})
