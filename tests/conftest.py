@@ -59,6 +59,7 @@ LONG: Final = (
     "tests/tuning/test_tuning_trials.py::test_memory_that_runs_out_late_on_the_last_rank_is_the_verdict[backward",
     "tests/ghost/test_inference_engines.py::test_a_front_end_that_breaks_is_a_failure_of_the_command",
     "tests/benchmarks/test_train_benchmark.py::test_contestants_run_on_a_ghost",
+    "tests/serving/test_checking.py::test_a_folder_that_lacks_tensors_is_incomplete",
     "tests/benchmarks/test_kills.py::test_a_run_that_is_killed_loses_nothing",
     "tests/script/test_preferences.py::test_a_reference_needs_its_weights_once_more_or_not_at_all[precomputed",
 )

@@ -97,3 +97,28 @@ def test_random_damage_is_refused_or_read(tmp_path):
         except UnreadableModel:
             refused += 1
     assert refused > 300
+
+
+def test_only_files_of_the_index_are_read(tmp_path):
+    for name, tensor in (
+        ("model-1.safetensors", "a"),
+        ("model-2.safetensors", "b"),
+        ("consolidated.safetensors", "c"),
+    ):
+        write(tmp_path / name, {tensor: entry([1], 0, 4)}, bytes(4))
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}))
+    assert [tensor.name for tensor in read_folder(tmp_path)] == ["a", "b"]
+    (tmp_path / "model-2.safetensors").unlink()
+    with pytest.raises(UnreadableModel, match=r"lacks 1 of the 2 files .* such as 'model-2.safetensors'"):
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"weight_map": 5}', '{"weight_map": {"a": "../x"}}', "[" * 10**5]
+)
+def test_an_index_that_is_none(tmp_path, content):
+    write(tmp_path / "model-1.safetensors", GOOD, bytes(34))
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(UnreadableModel):
+        read_folder(tmp_path)

@@ -43,7 +43,6 @@ from tonnage.cli.serving_options import (
     Warm,
 )
 from tonnage.errors import UsageError
-from tonnage.serving.tasks import check_task
 
 if TYPE_CHECKING:
     from tonnage.estimates.estimate import Estimate
@@ -125,6 +124,8 @@ def estimate(
 
     Example: tonnage estimate llama-3.1-8b --gpu 8xA100-80GB --seq-len 8192 --shard zero3 --checkpointing full
     """
+    from tonnage.serving.tasks import check_task
+
     serving = {
         **{"max_len": max_len, "max_seqs": max_seqs, "max_batched_tokens": max_batched_tokens, "dp": dp},
         **{"gpu_memory_utilization": gpu_memory_utilization, "kv_dtype": kv_dtype, "quantization": quantization},

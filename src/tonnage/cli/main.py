@@ -10,7 +10,20 @@ from typing import Any, NoReturn
 
 import typer
 
-from tonnage.cli import cache, devices, dry_run, estimate, export, formats, models, plan, report, train, tune
+from tonnage.cli import (
+    cache,
+    devices,
+    dry_run,
+    estimate,
+    export,
+    formats,
+    models,
+    plan,
+    report,
+    serve_check,
+    train,
+    tune,
+)
 from tonnage.errors import TonnageError
 from tonnage.printable import filtered
 from tonnage.synonyms import NO_SOURCE, explain_unknown_option, find_option, is_without_effect
@@ -36,6 +49,7 @@ app.command("export")(export.export)
 app.command("dry-run", context_settings={"allow_interspersed_args": False})(dry_run.dry_run)
 app.command("train")(train.train)
 app.command("tune")(tune.tune)
+app.command("serve-check")(serve_check.serve_check)
 app.command("report")(report.report)
 app.command("devices")(devices.devices)
 app.command("models")(models.models)

@@ -45,7 +45,6 @@ from tonnage.cli.serving_options import (
 )
 from tonnage.errors import UsageError
 from tonnage.plans import HEADROOM
-from tonnage.serving.tasks import check_task
 
 if TYPE_CHECKING:
     from tonnage.cluster import Cluster
@@ -166,6 +165,7 @@ def plan(
     Example: tonnage plan llama-3.1-70b --gpu 4x8xh100-80gb --seq-len 8192 --global-batch-tokens 4M --save plan.toml
     """
     from tonnage.files import check_outputs, check_replaceable
+    from tonnage.serving.tasks import check_task
 
     serving = {
         **{"max_len": max_len, "max_seqs": max_seqs, "max_batched_tokens": max_batched_tokens, "dp": dp},

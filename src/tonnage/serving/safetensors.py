@@ -19,6 +19,9 @@ from tonnage.units import MIB
 LARGEST_HEADER_BYTES: Final = 100 * MIB
 """Limit of the format itself."""
 
+WHOLE: Final = "model.safetensors"
+"""File that holds all weights, where they are not divided among several; its index names the others."""
+
 MOST_FILES: Final = 4096
 _MOST_DIMENSIONS: Final = 16
 _LARGEST_DIMENSION: Final = 2**40
@@ -43,11 +46,14 @@ class StoredTensor:
 
 
 def read_folder(folder: Path) -> tuple[StoredTensor, ...]:
-    """Return the tensors of all safetensors files of a folder; none where there is no such file.
+    """Return the tensors of the safetensors files of a folder; none where there is no such file.
 
-    Raises UnreadableModel for a file that is damaged, or a tensor that several files hold.
+    These are the files that its index names, or one file for all, or else every such file.  Raises UnreadableModel
+    for a file that is damaged or lacks, or a tensor that several files hold.
     """
-    files = sorted(folder.glob("*.safetensors"))
+    files = _indexed_files(folder)
+    if files is None:
+        files = [folder / WHOLE] if (folder / WHOLE).is_file() else sorted(folder.glob("*.safetensors"))
     if len(files) > MOST_FILES:
         raise UnreadableModel(
             f"{str(folder)!r} has {len(files):,} safetensors files; at most {MOST_FILES:,} are read."
@@ -59,6 +65,29 @@ def read_folder(folder: Path) -> tuple[StoredTensor, ...]:
                 raise UnreadableModel(f"{str(folder)!r}: two files hold the tensor {tensor.name[:80]!r}.")
             found[tensor.name] = tensor
     return tuple(found.values())
+
+
+def _indexed_files(folder: Path) -> list[Path] | None:
+    """Return the files that the index of a folder names; None without an index."""
+    index = folder / f"{WHOLE}.index.json"
+    if not index.is_file():
+        return None
+    try:
+        if index.stat().st_size > LARGEST_HEADER_BYTES:
+            raise UnreadableModel(f"{str(index)!r} is larger than {LARGEST_HEADER_BYTES // MIB} MiB.")
+        names = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    except OSError as error:
+        raise UnreadableModel(f"{str(index)!r} cannot be read: {error.strerror or type(error).__name__}.") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise UnreadableModel(f"{str(index)!r} is no index: it has no weight_map of tensors and files.") from None
+    here = {file.name: file for file in folder.glob("*.safetensors")}
+    lacking = sorted(names - here.keys())
+    if lacking:
+        raise UnreadableModel(
+            f"{str(folder)!r} lacks {len(lacking):,} of the {len(names):,} files that its index names, such as "
+            f"{lacking[0][:80]!r}."
+        )
+    return [here[name] for name in sorted(names)]
 
 
 def read_header(file: Path) -> tuple[StoredTensor, ...]:

@@ -1,0 +1,93 @@
+"""A folder that is loaded for real: predicted bytes beside measured ones, and folders that cannot be loaded."""
+
+import json
+import math
+import struct
+
+import pytest
+
+from tonnage.errors import TrialFailed, UnreadableModel, UsageError
+from tonnage.serving import checking
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 500,
+    "max_position_embeddings": 128,
+    "dtype": "bfloat16",
+}
+LAYER = {
+    **{"self_attn.q_proj": (256, 256), "self_attn.k_proj": (128, 256), "self_attn.v_proj": (128, 256)},
+    **{"self_attn.o_proj": (256, 256), "mlp.gate_proj": (512, 256), "mlp.up_proj": (512, 256)},
+    **{"mlp.down_proj": (256, 512), "input_layernorm": (256,), "post_attention_layernorm": (256,)},
+}
+TENSORS = {
+    "model.embed_tokens.weight": (500, 256),
+    "model.norm.weight": (256,),
+    "lm_head.weight": (500, 256),
+    **{f"model.layers.{index}.{name}.weight": shape for index in range(2) for name, shape in LAYER.items()},
+}
+SCALED = sum(math.prod(shape) for name, shape in TENSORS.items() if "_proj" in name)
+
+
+def write(folder, tensors, **config):
+    """Write a folder whose weights are all zero."""
+    header, end = {}, 0
+    for name, shape in tensors.items():
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    content = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(content)) + content + bytes(end))
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **config}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("llama"), TENSORS)
+
+
+def test_predicted_bytes_are_the_measured_ones(llama):
+    pytest.importorskip("transformers")
+    pytest.importorskip("bitsandbytes")
+    checked = checking.check_folder(str(llama), quantization="nf4", device="cpu", tokens=3)
+    weights, footprint, cache = checked.figures
+    assert checked.generated == 3
+    assert cache.predicted_bytes == cache.measured_bytes == 2 * 2 * 2 * 64 * 2 * (checking.PROMPT + 2)
+    assert abs(weights.error) < 0.002
+    assert abs(footprint.error) < 0.0005
+    scales = weights.measured_bytes - footprint.measured_bytes
+    assert scales == 4 * SCALED // 64 + 14 * 16 * 4  # and a table for each matrix
+
+
+def test_a_folder_that_lacks_tensors_is_incomplete(tmp_path):
+    pytest.importorskip("transformers")
+    lacking = {name: shape for name, shape in TENSORS.items() if "layers.1.mlp" not in name}
+    with pytest.raises(UnreadableModel, match=r"is incomplete: .*3 tensors .* such as model.layers.1.mlp"):
+        checking.check_folder(str(write(tmp_path, lacking)), device="cpu")
+
+
+def test_nothing_is_left_behind_at_the_time_limit(llama):
+    with pytest.raises(TrialFailed, match=r"was not loaded after 0 s\."):
+        checking.check_folder(str(llama), timeout_seconds=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"quantization": "q4_0"}, "Unknown quantization 'q4_0'"),
+        ({"quantization": "awq-int4"}, "does not turn the none weights .* possible: none, int8, nf4, nf4-double"),
+        ({"device": "tpu"}, "Unknown device 'tpu'; possible: auto, cpu, cuda"),
+        ({"tokens": 0}, "tokens is 0"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_before_it_is_loaded(llama, monkeypatch, options, reason):
+    monkeypatch.setattr(checking, "_load", None)
+    with pytest.raises(UsageError, match=reason):
+        checking.check_folder(str(llama), **options)
