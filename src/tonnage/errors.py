@@ -10,7 +10,6 @@
     |   +-- GhostUnavailable
     |   +-- UnknownNetwork
     +-- UnwritableFile        (3)   an answer that could not be written to its file
-    +-- DoesNotStart          (1)   an inference engine that refuses its configuration before it uses a GPU
     +-- OutOfDeviceMemory     (4)   a step on a real device that needed more memory than it has
     +-- TrialFailed           (5)   the user's script, or the step, failed for a reason other than memory
 
@@ -73,12 +72,6 @@ class UnwritableFile(TonnageError):
     """A file that could not be written (no such folder, no permission, full disk)."""
 
     exit_code = 3
-
-
-class DoesNotStart(TonnageError):
-    """An inference engine that refuses its configuration before it uses a GPU, in its own words."""
-
-    exit_code = 1
 
 
 class OutOfDeviceMemory(TonnageError):

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from tonnage.catalog.devices import parse_cluster
-from tonnage.errors import DoesNotStart, TrialFailed
+from tonnage.errors import TrialFailed
+from tonnage.estimates.estimate import Estimate
 from tonnage.estimates.timeline import timeline
+from tonnage.report.terminal import render
 from tonnage.report.wording import describe_load
 from tonnage.script.dry_run import REQUESTS, STEP_SECONDS
 from tonnage.script.planning import Asked
@@ -126,10 +128,15 @@ def test_an_engine_without_room_does_not_start_in_its_own_words(dry_run: Any, fo
     assert estimate.serving["weights_bytes"] == 32 * MIB
 
 
-def test_an_engine_that_refuses_its_arguments_says_so_in_one_line(dry_run: Any, folder: str) -> None:
-    error = dry_run("engine.py", folder, "8192", "0.5", "serve", gpu="t4").error
-    assert isinstance(error, DoesNotStart)
-    assert str(error) == "vllm 9.9 does not start: max_model_len (8192) is greater than the model's (4096)."
+def test_an_engine_that_refuses_its_arguments_is_an_answer(torch_build: Any, folder: str) -> None:
+    command = [sys.executable, str(PROGRAMS / "engine.py"), folder, "8192", "0.5", "serve"]
+    asked = Asked(command=command, cluster=parse_cluster("t4"), stated={}, timeout_seconds=120.0, torch_version=None)
+    [run] = answers(asked, steps=3, rank=None)
+    estimate = run.estimate
+    assert estimate.serving["error"] == "max_model_len (8192) is greater than the model's (4096)."
+    assert (estimate.fits, estimate.serving["starts"], estimate.peak.process_bytes) == (False, False, 0)
+    assert Estimate.from_json(json.loads(json.dumps(estimate.to_json()))) == estimate
+    assert render(estimate).startswith("DOES NOT START")
 
 
 def test_an_engine_that_never_gets_ready_is_quoted(dry_run: Any, folder: str) -> None:

@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import time
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from tonnage.job import read_job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
 from tonnage.recorder.tonnage_recorder.engines import SERVED
+from tonnage.recorder.tonnage_recorder.record_layout import EVENT_COLUMNS
 from tonnage.script import ending, engine_results, further, launchers, trackers
 from tonnage.script.process_results import ProcessResults, collect_results
 from tonnage.serving.facts import list_growth
@@ -71,6 +73,11 @@ _LOADER_EXIT: Final = 127
 
 _LOADER_EXIT_OF_RANK: Final = re.compile(rf"(exitcode\s*:|exit status) {_LOADER_EXIT}\b")
 """The same exit code in the messages of torchrun and accelerate launch."""
+
+_UNUSED: Final = Trace(
+    source="ghost", versions={}, device={}, event_columns={name: array("q") for name in EVENT_COLUMNS}
+)
+"""Trace of an engine that refused before it used a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +166,7 @@ def run(
     notes = ending.judge(made.command, made.results, made.ended, steps, timeout_seconds) if how is None else how
     notes += [ending.note_shared(card, made.results.names, cluster) for card in made.cards if len(card.holders) > 1]
     summed = estimate_from_traces(
-        made.results.traces,
+        made.results.traces or [_UNUSED],
         cluster,
         model={"name": launchers.program(made.command)},
         job={"command": made.command, "steps": steps or "all"},

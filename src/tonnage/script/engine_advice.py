@@ -66,10 +66,16 @@ def list_changes(estimate: Estimate, cluster: Cluster) -> list[dict[str, Any]]:
     return changes
 
 
+def used_card(estimate: Estimate) -> bool:
+    """Return False if the engine refused its configuration before it used a GPU."""
+    return estimate.peak.process_bytes > 0
+
+
 def try_changes(
     asked: Asked, estimate: Estimate, most: int, most_seconds: Callable[[], bool], progress: Callable[[str], None]
 ) -> Iterator[Advice]:
-    """Yield the first `most` changes that were run, until `most_seconds` is True; one that fails is left out."""
+    """Yield the first `most` changes that were run, until `most_seconds` is True; one that fails or is refused
+    is left out."""
     for change in list_changes(estimate, asked.cluster)[:most]:
         words = spell_flags(change)
         progress(f"trying {shlex.join(words)}")
@@ -85,6 +91,8 @@ def try_changes(
                 progress=progress,
             ).estimate
         except TonnageError:
+            continue
+        if not used_card(tried):
             continue
         yield _as_advice(asked.command, change, tried, estimate)
         if most_seconds():

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from tonnage.errors import DoesNotStart, TrialFailed
-from tonnage.estimates.estimate import Estimate, Peak
+from tonnage.errors import TrialFailed
+from tonnage.estimates.estimate import Coverage, Estimate, Peak
 from tonnage.script.process_results import ProcessResults
 from tonnage.serving.answer import Serving
 from tonnage.units import format_size
@@ -64,14 +64,12 @@ def summarise(results: ProcessResults) -> Serving:
 def judge(results: ProcessResults, ended: int | None, timeout_seconds: float) -> list[str] | None:
     """Return the notes about how the engine ended; None if that is to be judged as of any command.
 
-    Raises DoesNotStart if it refused before it used a GPU, and TrialFailed if it was not ready in time.
+    Raises TrialFailed if it was not ready in time.
     """
     words = refusal(results)
     engine = next(str(facts["engine"]) for facts in results.engines if "engine" in facts)
     if words is not None:
-        if not results.traces:
-            raise DoesNotStart(f"{engine} does not start: {words}")
-        return []
+        return [] if results.traces else ["The engine refused before it used a GPU."]
     if results.served and results.traces:
         return ["The engine was ready for requests, and was ended."]
     if ended is None and is_ready(results) and results.traces:
@@ -90,6 +88,11 @@ def judge(results: ProcessResults, ended: int | None, timeout_seconds: float) ->
 def with_serving(estimate: Estimate, results: ProcessResults) -> Estimate:
     """Return the estimate with the engine's answer, completed by what was measured on the ghost."""
     serving, coverage = summarise(results), estimate.coverage
+    if not results.traces:
+        unused = dict.fromkeys(estimate.peak.by_category, 0)
+        peak = replace(estimate.peak, process_bytes=0, low_bytes=0, high_bytes=0, by_category=unused)
+        nothing = Coverage(assumed=tuple(assumptions(results)))
+        return replace(estimate, peak=peak, ranks=(), serving=serving.to_json(), fits=False, coverage=nothing)
     growth = next((facts["growth"] for facts in results.engines if "growth" in facts), None)
     peak = estimate.peak if growth is None else _grown(estimate.peak, growth)
     modelled = [] if growth is None else [_describe_growth(growth)]

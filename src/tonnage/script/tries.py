@@ -53,7 +53,7 @@ def answers(
     estimate = run.estimate
     if estimate.serving is not None:
         yield run
-        if advise and not estimate.fits:
+        if advise and not estimate.fits and engine_advice.used_card(estimate):
             ends = time.monotonic() + MOST_TRIES * took_seconds
             tries = engine_advice.try_changes(asked, estimate, MOST_TRIES, lambda: time.monotonic() > ends, progress)
             advice = tuple(sorted(tries, key=lambda one: not one.fits))
