@@ -1,10 +1,10 @@
-"""A tiny Llama and text that every machine has, Python's own documentation strings, as bytes."""
+"""Tiny networks and text that every machine has, Python's own documentation strings, as bytes."""
 
 import builtins
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 IGNORED = -100
 ROW = 32
@@ -20,6 +20,18 @@ def network(dtype: torch.dtype = torch.float32, *, seed: int = 0, **fields: Any)
     torch.manual_seed(seed)
     config = LlamaConfig(**{**sizes, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None, **fields})
     return LlamaForCausalLM(config).to(dtype)
+
+
+def network_of_experts(experts: int = 4) -> Any:
+    """Return a tiny Qwen3-MoE with the same random weights each time."""
+    torch.manual_seed(0)
+    sizes = {
+        **{"hidden_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4},
+        **{"num_key_value_heads": 2, "head_dim": 8, "vocab_size": 256, "max_position_embeddings": 64},
+    }
+    return AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("qwen3_moe", num_experts=experts, num_experts_per_tok=2, **sizes)
+    )
 
 
 def text() -> bytes:

@@ -35,6 +35,8 @@ class Case:
     """The GPUs, one per rank."""
     assumed: tuple[str, ...] = ()
     """Assumptions for what the user left out, a sentence each."""
+    has_peers: bool = False
+    """True if the other ranks are processes that answer; an estimate on the CPU runs one rank alone."""
 
     @cached_property
     def mesh(self) -> Mesh:

@@ -268,6 +268,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no layers": ({"checkpointing": "full", "model": Plain()}, "no ModuleList of equal layers"),
     "a loss for no head": ({"loss": "chunked", "model": Plain()}, "factory's network is not known"),
     "not yet": ({"pp": 2}, "does not carry out pp 2 yet; choose tp, or shard zero3, or plan for .*--engine megatron"),
+    "experts of none": ({"ep": 2, "shard": "zero3"}, "started without torchrun"),
     "one process of two": ({"tp": 2}, "started without torchrun; .* or choose tp 1"),
     "qlora": ({"job": Job(method="qlora")}, "none are quantized; load it with"),
     "engine": ({"engine": "hf-trainer"}, "a loop of its own"),

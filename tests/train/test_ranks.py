@@ -11,10 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from transformers import AutoModelForCausalLM
 
 import tonnage
 from networks import one_thread  # noqa: F401
-from real_text import IGNORED, ROW, batches, network
+from real_text import IGNORED, ROW, batches, network, network_of_experts
 from tonnage import Job, Plan
 from tonnage.errors import UsageError
 
@@ -36,6 +37,7 @@ OF_TWO: dict[str, tuple[dict[str, Any], str]] = {
     "tp adapters": ({"tp": 2, "clip_grad_norm": 0.3}, "lora"),
     "tp adapters whole sequences": ({"tp": 2, "sequence_parallel": "off"}, "lora"),
     "fp16": ({"shard": "zero3", "precision": "fp16-mixed", "clip_grad_norm": 1.0}, "full"),
+    "experts": ({"shard": "zero3", "ep": 2, "clip_grad_norm": 0.3, "checkpointing": "full"}, "full"),
 }
 """Plan and method of each case; FSDP2 sums gradients in another order than one process, which fp32 shows at 1e-7."""
 
@@ -44,6 +46,10 @@ OF_FOUR: dict[str, tuple[dict[str, Any], str]] = {
     "tp ddp": ({"tp": 2, "shard": "ddp"}, "full"),
     "tp adapters zero3": ({"tp": 2, "shard": "zero3"}, "lora"),
     "tp zero3": ({"tp": 2, "shard": "zero3", "clip_grad_norm": 0.3}, "full"),
+    "experts of pairs": ({"shard": "zero3", "ep": 2, "clip_grad_norm": 0.3}, "full"),
+    "experts cut": ({"shard": "zero3", "ep": 2}, "full"),
+    "experts hsdp": ({"shard": "hsdp", "ep": 2}, "full"),
+    "experts tp": ({"shard": "zero3", "ep": 2, "tp": 2, "clip_grad_norm": 0.3}, "full"),
 }
 CASES = {2: OF_TWO, 4: OF_FOUR}
 
@@ -57,9 +63,18 @@ def steps() -> list[list[dict[str, torch.Tensor]]]:
     return made
 
 
-def trained(choices: dict[str, Any], method: str, world: int, rank: int) -> tuple[dict[str, torch.Tensor], Any]:
+def made(name: str) -> Any:
+    """Return the network of a case; two experts on two ranks of four are each cut in two."""
+    if name.startswith("experts"):
+        return network_of_experts(2 if name == "experts cut" else 4)
+    return network(tie_word_embeddings=True)
+
+
+def trained(
+    name: str, choices: dict[str, Any], method: str, world: int, rank: int
+) -> tuple[dict[str, torch.Tensor], Any]:
     """Return the weights after training on this rank's micro-batches, with the results; adapters of LoRA."""
-    model = network(tie_word_embeddings=True)
+    model = made(name)
     if method == "lora":
         from peft import LoraConfig, get_peft_model
 
@@ -71,12 +86,15 @@ def trained(choices: dict[str, Any], method: str, world: int, rank: int) -> tupl
     mine = [step[rank // plan.tp * each :][:each] for step in steps()]
     results = [trainable.step(step) for step in mine]
     evaluation = trainable.evaluate(mine[0])
-    assert all(effect.took_effect for effect in trainable.took_effect()), trainable.took_effect()
-    assert {option for option in ("tp", "shard") if option in choices} <= {e.option for e in trainable.took_effect()}
+    effects = trainable.took_effect()
+    assert all(effect.took_effect for effect in effects), effects
+    assert {option for option in ("tp", "ep", "shard") if option in choices} <= {effect.option for effect in effects}
     with tempfile.TemporaryDirectory() as folder:
         trainable.save_pretrained(folder)  # the ranks save together
         assert (Path(folder) / ("adapter_config.json" if method == "lora" else "config.json")).is_file() or rank
+        loaded = AutoModelForCausalLM.from_pretrained(folder).state_dict() if rank == 0 and method == "full" else {}
     state = {name: tensor.clone() for name, tensor in trainable.unapply().state_dict().items()}
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items() if loaded)
     return state, (results, evaluation)
 
 
@@ -84,7 +102,7 @@ def rank_main(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
     os.environ["LOCAL_WORLD_SIZE"] = "2"
-    found = {name: trained(*case, world, rank) for name, case in CASES[world].items()}
+    found = {name: trained(name, *case, world, rank) for name, case in CASES[world].items()}
     torch.save(found, Path(folder) / f"rank{rank}")
     dist.destroy_process_group()
 
@@ -104,7 +122,7 @@ def test_ranks_equal_one_process(world: int, name: str) -> None:
     if method == "lora":
         pytest.importorskip("peft")
     plain = {key: value for key, value in choices.items() if key in ("precision", "clip_grad_norm")}
-    expected, (results, evaluation) = trained(plain, method, 1, 0)
+    expected, (results, evaluation) = trained(name, plain, method, 1, 0)
     (first, numbers), *others = (rank[name] for rank in in_processes(world))
     assert all(of_rank == numbers for _, of_rank in others)
     assert first.keys() == expected.keys()

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 import tonnage
 from networks import one_thread  # noqa: F401
-from real_text import batches, network
+from real_text import batches, network, network_of_experts
 from tonnage import Job, Plan
 from tonnage.errors import UnwritableFile
 from tonnage.train import checkpoints
@@ -38,12 +38,15 @@ PLANS: dict[str, dict[str, Any]] = {
     "parameters": {"shard": "zero3", "param_offload": "cpu"},
     "tp": {"tp": 2, "shard": "ddp"},
     "tp zero3": {"tp": 2, "shard": "zero3"},
+    "experts": {"shard": "zero3", "ep": 2},
 }
 
 
 def started(name: str) -> Any:
-    plan = Plan(**{"precision": "fp32", "optimizer": "adamw", **PLANS[name]})
-    model = network(torch.bfloat16 if plan.precision == "megatron-bf16" else torch.float32)
+    choices = PLANS[name] if dist.is_initialized() and dist.get_world_size() > 1 else {**PLANS[name], "ep": 1}
+    plan = Plan(**{"precision": "fp32", "optimizer": "adamw", **choices})
+    dtype = torch.bfloat16 if plan.precision == "megatron-bf16" else torch.float32
+    model = network_of_experts() if name == "experts" else network(dtype)
     torch.manual_seed(3)
     job = Job(method="lora" if name == "adapters" else "full", lora_rank=4)
     return tonnage.apply(plan, model, {"lr": 1e-3}, job=job)
@@ -67,7 +70,7 @@ def content(folder: Path) -> dict[str, torch.Tensor]:
     return {key: tensor for key, tensor in found.items() if not key.startswith("random.")}
 
 
-DIVIDED = ("zero1", "zero3", "muon", "megatron zero1", "tp zero3")
+DIVIDED = ("zero1", "zero3", "muon", "megatron zero1", "tp zero3", "experts")
 """Plans that other numbers of ranks divide otherwise, one of each kind."""
 
 

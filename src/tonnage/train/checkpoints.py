@@ -42,7 +42,7 @@ _PARTIAL: Final = ".partial"
 _MOST_MANIFEST_BYTES: Final = 1 << 28
 _READ_BYTES: Final = 1 << 24
 
-MAY_DIFFER: Final = ("shard", "param_offload", "micro_batch", "grad_accum")
+MAY_DIFFER: Final = ("shard", "ep", "param_offload", "micro_batch", "grad_accum")
 """Options under which the same states are divided otherwise, or the same batches."""
 
 _BESIDE_STEPS: Final = ("eval_batch", "eval_logits", "generate", "resume", "save_checkpoint")

@@ -41,7 +41,6 @@ def check_supported(job: Job, plan: Plan) -> None:
     """Raise UsageError for a plan that an estimate knows and `apply` does not carry out."""
     refused = (
         ("pp", plan.pp > 1, "tp, or shard zero3"),
-        ("ep", plan.ep > 1, "ep 1"),
         ("precision", plan.precision == "fp8", "precision bf16-mixed"),
         ("param_offload", plan.param_offload == "nvme", "param-offload cpu"),
     )
@@ -71,7 +70,7 @@ def _describe_unbuilt(plan: Plan, option: str, instead: str) -> str:
 
 def check_techniques(job: Job, plan: Plan, cluster: Cluster) -> None:
     """Raise UsageError with the first reason why the plan cannot be carried out."""
-    refusal = first_of(refusals(Case(job, plan, cluster)))
+    refusal = first_of(refusals(Case(job, plan, cluster, has_peers=True)))
     if refusal is not None:
         raise UsageError(str(refusal))
 

@@ -62,7 +62,8 @@ def look(ready: ReadyStep, options: Sequence[str] | None = None) -> tuple[Effect
         "attention": _look_at_attention,
         "loss": _look_at_loss,
         "compile": _look_for_compiled,
-        "tp": _look_at_tensor_parallel,
+        "tp": partial(_look_at_divided, axis="tp"),
+        "ep": partial(_look_at_divided, axis="ep"),
         "shard": _look_at_shards,
         "param_offload": _look_at_rest,
     }
@@ -218,15 +219,15 @@ def _look_for_compiled(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
     return "the network as a whole" if compiled and not count else f"{count} layers", bool(compiled) and not count
 
 
-def _look_at_tensor_parallel(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
+def _look_at_divided(ready: ReadyStep, plan: Plan, axis: str) -> tuple[str, bool]:
     parameters = list(ready.model.parameters())
     layouts = [getattr(parameter, "part_of", parameter) for parameter in parameters]
-    divided = [layout for layout in layouts if isinstance(layout, DTensor) and _is_divided(layout, "tp")]
-    ranks = {layout.device_mesh["tp"].size() for layout in divided}
+    divided = [layout for layout in layouts if isinstance(layout, DTensor) and _is_divided(layout, axis)]
+    ranks = {layout.device_mesh[axis].size() for layout in divided}
     found = (
         f"{len(divided)} of {len(parameters)} parameters are divided among {', '.join(map(str, ranks)) or 'no'} ranks"
     )
-    return found, ranks == {plan.tp}
+    return found, ranks == {getattr(plan, axis)}
 
 
 def _is_divided(layout: DTensor, axis: str) -> bool:
