@@ -75,7 +75,7 @@ def test_errors_are_those_of_the_command_line(capsys, command, options):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"max_lens": 512}, "Unknown option 'max_lens' of --task serve; close: max_len; possible: block_tokens"),
+        ({"max_lens": 512}, "Unknown option 'max_lens' of --task serve; close: max_len; possible: acceptance, "),
         ({"max_seqs": 0}, "max-seqs is 0; it must be a whole number of at least 1"),
         ({"max_len": "8k"}, "max-len is '8k'; it must be a whole number"),
         ({"eager": "yes"}, "eager is 'yes'; it must be True or False"),

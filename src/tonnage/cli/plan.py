@@ -31,14 +31,22 @@ from tonnage.cli.options import (
     words,
 )
 from tonnage.cli.serving_options import (
+    Acceptance,
+    BlockTokens,
     Concurrency,
     DataParallel,
+    Draft,
+    DraftTokens,
     Eager,
     KvDtype,
     MaxBatchedTokens,
     MaxLen,
+    MaxLoraRank,
+    MaxLoras,
     MaxSeqs,
+    NoPrefixCaching,
     Quantized,
+    SleepMode,
     Task,
     Utilization,
     Warm,
@@ -155,6 +163,14 @@ def plan(
     dp: DataParallel = None,
     eager: Eager = False,
     warm: Warm = False,
+    block_tokens: BlockTokens = None,
+    max_loras: MaxLoras = None,
+    max_lora_rank: MaxLoraRank = None,
+    draft: Draft = None,
+    draft_tokens: DraftTokens = None,
+    acceptance: Acceptance = None,
+    no_prefix_caching: NoPrefixCaching = False,
+    sleep_mode: SleepMode = False,
     concurrency: Concurrency = None,
     **options: Any,
 ) -> int:
@@ -170,7 +186,9 @@ def plan(
     serving = {
         **{"max_len": max_len, "max_seqs": max_seqs, "max_batched_tokens": max_batched_tokens, "dp": dp},
         **{"gpu_memory_utilization": gpu_memory_utilization, "kv_dtype": kv_dtype, "quantization": quantization},
-        **{"eager": eager, "warm": warm},
+        **{"eager": eager, "warm": warm, "block_tokens": block_tokens, "max_loras": max_loras, "draft": draft},
+        **{"max_lora_rank": max_lora_rank, "draft_tokens": draft_tokens, "acceptance": acceptance},
+        **{"no_prefix_caching": no_prefix_caching, "sleep_mode": sleep_mode},
     }
     requests = {"concurrency": concurrency}
     others: dict[str, Any] = {

@@ -76,13 +76,13 @@ def export_serve(plan: Path, to: str, out: Path | None, *, force: bool, json: bo
     from tonnage.cli import answer
     from tonnage.files import write_text
     from tonnage.serving import plan_file
+    from tonnage.serving.asking import read_served
     from tonnage.serving.closed_form import estimate_serving
     from tonnage.serving.exports import export_serving
-    from tonnage.serving.network import read_network
 
     file = plan_file.read(plan)
     cluster = parse_cluster(file.gpu, gpu_memory_bytes=file.gpu_memory_bytes)
-    estimate = estimate_serving(read_network(file.model, offline=offline), file.settings, cluster)
+    estimate = estimate_serving(read_served(file.model, file.settings, offline=offline), file.settings, cluster)
     exported = export_serving(to, estimate)
     if not estimate.starts:
         message = f"{to}: the engine would not start: {estimate.serving.error}"

@@ -53,3 +53,28 @@ Eager = Annotated[bool, typer.Option("--eager", help="Serve without compiling an
 Warm = Annotated[
     bool, typer.Option("--warm", help="The engine's cache has the compiled network from an earlier start.")
 ]
+BlockTokens = Annotated[int | None, count("--block-tokens", "Tokens of a block of the KV cache. Default: 16.")]
+MaxLoras = Annotated[
+    int | None, count("--max-loras", "LoRA adapters that run together, each with a slot on the GPU.")
+]
+MaxLoraRank = Annotated[
+    int | None, count("--max-lora-rank", "Largest rank of an adapter: 8, 16 (default), 32, 64, 128, 256, 320 or 512.")
+]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        help="Speculative decoding: ngram (repeated tokens), mtp (the network's own further layers), or a MODEL that "
+        "drafts.",
+        metavar="WORD",
+    ),
+]
+DraftTokens = Annotated[int | None, count("--draft-tokens", "Tokens that are drafted in a step.")]
+Acceptance = Annotated[
+    float | None,
+    typer.Option("--acceptance", help="Part of the drafted tokens that is accepted; for the speed.", metavar="PART"),
+]
+NoPrefixCaching = Annotated[
+    bool, typer.Option("--no-prefix-caching", help="Keep nothing of requests that ended, and share no prefixes.")
+]
+SleepMode = Annotated[bool, typer.Option("--sleep-mode", help="The engine can be put to sleep; say what that frees.")]

@@ -191,7 +191,7 @@ def _load(load: Load, canvas: Canvas) -> Iterator[Text | Padding]:
     if speed is not None:
         lines.append(
             f"{speed.output_tokens_per_second:,.0f} tokens/s with {speed.running:.0f} requests, a token every "
-            f"{1000 * speed.step_seconds:.1f} ms, the first after {speed.first_token_seconds:.3g} s "
+            f"{1000 * speed.token_seconds:.1f} ms, the first after {speed.first_token_seconds:.3g} s "
             f"({speed.first_token_low_seconds:.2g} to {speed.first_token_high_seconds:.2g})"
         )
     for line in lines:

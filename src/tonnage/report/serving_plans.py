@@ -88,7 +88,7 @@ def _speed_lines(plan: ServePlan, price: float | None) -> Iterator[str]:
     low, high = (speed.output_tokens_per_second / factor for factor in reversed(INTERVAL))
     yield (
         f"{speed.output_tokens_per_second:,.0f} tokens/s ({low:,.0f} to {high:,.0f}), "
-        f"{speed.requests_per_second:.2f} requests/s; a token of a request every {1000 * speed.step_seconds:.1f} ms, "
+        f"{speed.requests_per_second:.2f} requests/s; a request gets one every {1000 * speed.token_seconds:.1f} ms, "
         f"bound by {speed.bound_by}"
     )
     yield (

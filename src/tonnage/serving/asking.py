@@ -19,9 +19,10 @@ from tonnage.serving.advice import ServingAdvice, advise
 from tonnage.serving.answer import Serving
 from tonnage.serving.closed_form import ServingEstimate, estimate_serving
 from tonnage.serving.document import to_json
+from tonnage.serving.extras import as_draft, with_draft
 from tonnage.serving.lengths import parse_lengths
 from tonnage.serving.load import Load, serve_load
-from tonnage.serving.network import read_network
+from tonnage.serving.network import ServedNetwork, read_network
 from tonnage.serving.planning import Question, ServeSolution, find_limit, plan_serving
 from tonnage.serving.settings import ServeSettings
 from tonnage.serving.tasks import is_given
@@ -85,7 +86,8 @@ def ask_serving(
     if concurrency is not None and lengths is None:
         raise UsageError("--concurrency needs --lengths, such as p50=800,p95=6000.")
     requests = None if lengths is None else parse_lengths(lengths)
-    estimate = estimate_serving(read_network(model, offline=offline), _settings(options), cluster)
+    settings = _settings(options)
+    estimate = estimate_serving(read_served(model, settings, offline=offline), settings, cluster)
     load = serve_load(estimate, requests, concurrency) if requests is not None and estimate.starts else None
     changes = advise(estimate) if advice and not estimate.starts else ()
     return ServingAnswer(estimate=estimate, advice=changes, load=load)
@@ -111,16 +113,24 @@ def ask_plans(
     check_number("top", top)
     if price is not None and not is_amount(price):
         raise UsageError(f"--price is {price!r}; it must be a number above 0.")
+    settings = _settings(options)
     question = Question(
-        network=read_network(model, offline=offline),
+        network=read_served(model, settings, offline=offline),
         cluster=cluster,
         lengths=parse_lengths(USUAL_LENGTHS if lengths is None else lengths),
         concurrency=USUAL_CONCURRENCY if concurrency is None else concurrency,
-        stated=_settings(options),
+        stated=settings,
         fixed=frozenset(name for name, value in options.items() if is_given(value)),
         price=price,
     )
     return plan_serving(question, top=top) if find is None else find_limit(find, question, top=top)
+
+
+def read_served(model: str, settings: ServeSettings, *, offline: bool = False) -> ServedNetwork:
+    """Return the network that MODEL names, with the one that drafts for it."""
+    draft = as_draft(settings.draft)
+    network = read_network(model, offline=offline)
+    return network if draft is None else with_draft(network, read_network(draft, offline=offline))
 
 
 def _check_requests(lengths: object, concurrency: object) -> None:

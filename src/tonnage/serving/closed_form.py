@@ -12,6 +12,7 @@ from tonnage.errors import CannotEstimate, UsageError
 from tonnage.model import text_part
 from tonnage.serving.answer import Serving
 from tonnage.serving.cache_layers import read_layers
+from tonnage.serving.extras import check_extras, describe_extras, draft_layers, extra_weights
 from tonnage.serving.facts import (
     Interval,
     VllmFacts,
@@ -113,6 +114,7 @@ def estimate_serving(network: ServedNetwork, settings: ServeSettings, cluster: C
     Raises UsageError for settings that cannot be, CannotEstimate for a network that is not known.
     """
     full = complete(settings, network, cluster)
+    check_extras(full, network)
     text_layers = read_layers(network.config, element_bytes=full.kv_element_bytes, tp=settings.tp)
     stages = _stages(network, len(text_layers), settings)
     memories = [_stage_memory(index, stages, network, full, text_layers) for index in range(len(stages))]
@@ -131,7 +133,10 @@ def estimate_serving(network: ServedNetwork, settings: ServeSettings, cluster: C
         longest=longest,
         weights_by_part=_by_part(network, full, stages[worst.stage]),
         modelled=_modelled(full),
-        assumed=_assumed(network, full, cluster),
+        assumed=(
+            *_assumed(network, full, cluster),
+            *describe_extras(network, full, worst.weights_bytes),
+        ),
     )
 
 
@@ -140,7 +145,8 @@ def _request(full: FullSettings) -> Request:
         return Request(length=full.max_len, batched_tokens=full.max_batched_tokens)
     facts = vllm_facts(full.engine.version)
     batched = facts.steps_in_flight * full.max_batched_tokens
-    return Request(length=full.max_len, batched_tokens=batched, state_blocks=facts.state_blocks)
+    states = 1 if full.stated.no_prefix_caching else facts.state_blocks
+    return Request(length=full.max_len, batched_tokens=batched, state_blocks=states)
 
 
 def _stages(network: ServedNetwork, cached_layers: int, settings: ServeSettings) -> tuple[range, ...]:
@@ -189,6 +195,7 @@ def _stage_memory(
         captured = graphs(full.device, len(stage), has_experts=shape.experts > 0, sizes=_captured(full))
     block_layers = layers[stage.start : stage.stop] if len(layers) == shape.layers else layers
     pages = PAGE_TOKENS if full.engine.name == "transformers" else stated.block_tokens
+    block_layers = (*block_layers, *draft_layers(network, full, block_layers))
     layout = lay_out(block_layers, pages)
     estimated = estimated_graphs(captured) if facts.graphs_in_budget else none
     low, pool, high = _pool_bytes(full, weights, profile, outside, estimated, network, block_layers)
@@ -224,6 +231,15 @@ def _by_part(network: ServedNetwork, full: FullSettings, stage: range) -> dict[s
     """Return the bytes of the weights of one rank of a stage by role."""
     stated = full.stated
     ep = full.expert_ranks if stated.ep > 1 else 1
+    try:
+        return {**_own_parts(network, full, stage, ep), **extra_weights(network, full, stage, ep=ep)}
+    except ValueError as error:
+        raise UsageError(f"--tp {stated.tp}: {error}.") from None
+
+
+def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int) -> dict[str, int]:
+    """Return the bytes of the network's own weights.  Raises ValueError for degrees that do not divide them."""
+    stated = full.stated
     if network.stored:
         return stored_bytes(network.stored, full.quantization, network.published, tp=stated.tp, stage=stage)
     if network.shape is None or network.tower_elements is None:
@@ -232,19 +248,16 @@ def _by_part(network: ServedNetwork, full: FullSettings, stage: range) -> dict[s
             "safetensors files."
         )
     tp = stated.tp * (stated.dp if network.shape.experts and stated.ep == 1 else 1)
-    try:
-        weights = list_weights(
-            network.shape,
-            tp=stated.tp,
-            expert_tp=tp,
-            ep=ep,
-            layers=stage,
-            positions=network.rotary_positions if full.engine.name == "vllm" else 0,
-            rotary_tables=network.rotary_tables,
-            padded_experts=full.quantization.name == "mxfp4",
-        )
-    except ValueError as error:
-        raise UsageError(f"--tp {stated.tp}: {error}.") from None
+    weights = list_weights(
+        network.shape,
+        tp=stated.tp,
+        expert_tp=tp,
+        ep=ep,
+        layers=stage,
+        positions=network.rotary_positions if full.engine.name == "vllm" else 0,
+        rotary_tables=network.rotary_tables,
+        padded_experts=full.quantization.name == "mxfp4",
+    )
     parts: dict[str, int] = {}
     for weight in weights:
         parts[weight.name] = parts.get(weight.name, 0) + weight.bytes(full.quantization)

@@ -11,7 +11,10 @@ from typing import Final
 from tonnage.catalog.models import find_model
 from tonnage.errors import UsageError
 from tonnage.serving.closed_form import ServingEstimate
+from tonnage.serving.extras import as_draft, has_adapters
 from tonnage.serving.facts import USUAL_VERSIONS
+from tonnage.serving.kv_cache import BLOCK_TOKENS
+from tonnage.serving.settings import ServeSettings
 
 TARGETS: Final = ("vllm", "sglang", "compose", "kubernetes")
 PORT: Final = 8000
@@ -65,7 +68,21 @@ def vllm_words(estimate: ServingEstimate) -> list[str]:
     if full.quantization.flags is not None and full.quantization.name != estimate.network.published.name:
         words += [word for pair in full.quantization.flags.items() for word in pair]
     words += ["--enforce-eager"] if stated.eager else []
+    if has_adapters(stated):
+        words += ["--enable-lora", "--max-loras", f"{stated.max_loras or 1}"]
+        words += ["--max-lora-rank", f"{stated.max_lora_rank}"] if stated.max_lora_rank else []
+    words += ["--speculative-config", _speculation(stated)] if stated.draft is not None else []
+    words += ["--no-enable-prefix-caching"] if stated.no_prefix_caching else []
+    words += ["--enable-sleep-mode"] if stated.sleep_mode else []
+    words += ["--block-size", f"{stated.block_tokens}"] if stated.block_tokens != BLOCK_TOKENS else []
     return words
+
+
+def _speculation(stated: ServeSettings) -> str:
+    """Return vLLM's description of what drafts."""
+    draft = as_draft(stated.draft)
+    how = {"method": stated.draft} if draft is None else {"model": repository(draft)}
+    return json.dumps({**how, "num_speculative_tokens": stated.draft_tokens})
 
 
 def sglang_words(estimate: ServingEstimate) -> list[str]:

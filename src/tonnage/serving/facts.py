@@ -180,6 +180,11 @@ def sglang_facts() -> Mapping[str, Any]:
     return facts
 
 
+def has_adapter_words(kind: str) -> bool:
+    """Return True if vLLM has adapters of the embedding and the head of a kind of network."""
+    return kind in _tables()["adapters"]["words"]
+
+
 def published_quantization(name: str) -> str:
     """Return the format in which a catalog model is published; `none` where it is 16 bits."""
     return str(_tables()["published"].get(name, "none"))

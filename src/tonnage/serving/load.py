@@ -1,6 +1,6 @@
 """An engine under requests of some lengths: who runs together in pages and in slots, and how fast."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from tonnage.errors import CannotEstimate
@@ -52,6 +52,8 @@ def serve_load(estimate: ServingEstimate, lengths: Lengths, concurrency: int | N
     Without a `concurrency` as many are always there as may run together, or as the rate of arrivals brings.
     """
     full, layout = estimate.settings, estimate.worst.layout
+    if full.stated.no_prefix_caching:
+        lengths = replace(lengths, prefix=0)
     together = full.max_seqs if concurrency is None else concurrency
     speed = _known_speed(estimate, lengths, together)
     if len(layout.groups) != 1 or layout.groups[0].kind != "full":
@@ -67,7 +69,7 @@ def serve_load(estimate: ServingEstimate, lengths: Lengths, concurrency: int | N
             block_tokens=layout.block_tokens,
             max_seqs=full.max_seqs if concurrency is None else min(full.max_seqs, concurrency),
             batched_tokens=full.max_batched_tokens,
-            step_seconds=_UNKNOWN_STEP_SECONDS if speed is None else speed.step_seconds,
+            step_seconds=_UNKNOWN_STEP_SECONDS if speed is None else speed.token_seconds,
         )
         paged = simulate(requests, engine)
     slots = contiguous(requests, pool_tokens=estimate.pool.blocks * layout.block_tokens, max_len=full.max_len)

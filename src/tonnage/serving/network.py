@@ -43,6 +43,8 @@ class ServedNetwork:
     """True if the weights of a tower are estimated from its widths."""
     is_rough: bool = False
     """True if the kind of the network is not known, and `shape` has its widths as if its layers were Qwen3's."""
+    draft: "ServedNetwork | None" = None
+    """Network that drafts tokens for this one."""
 
     @property
     def has_towers(self) -> bool:

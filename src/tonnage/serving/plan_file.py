@@ -31,6 +31,10 @@ _TYPES: Final = {
     "engine": str,
     "eager": bool,
     "warm": bool,
+    "draft": str,
+    "acceptance": float,
+    "no_prefix_caching": bool,
+    "sleep_mode": bool,
 }
 """Types of the settings that are no whole numbers."""
 

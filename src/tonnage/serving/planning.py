@@ -388,7 +388,7 @@ def _reasons(question: Question, plan: ServePlan) -> Iterator[Reason]:
                 technique=technique,
                 why=f"with {words} {other.speed.output_tokens_per_second:,.0f} tokens/s",
                 saves_bytes=max(0, saved),
-                costs_seconds=plan.speed.step_seconds - other.speed.step_seconds,
+                costs_seconds=plan.speed.token_seconds - other.speed.token_seconds,
             )
 
 
@@ -406,8 +406,10 @@ def simulated(question: Question, plan: ServePlan) -> Simulation | None:
         return None  # layers that keep a window or a state hold fewer blocks than the simulator counts
     count = max(_SIMULATED, 20 * estimate.settings.max_seqs)
     lengths = replace(question.lengths, rate=None)
+    if plan.settings.no_prefix_caching:
+        lengths = replace(lengths, prefix=0)
     requests = lengths.draw(count, most=estimate.settings.max_len)
-    step = plan.speed.step_seconds if plan.speed is not None else 0.02
+    step = plan.speed.step_seconds / plan.speed.tokens_per_step if plan.speed is not None else 0.02
     engine = PagedEngine(
         blocks=estimate.pool.blocks,
         block_tokens=layout.block_tokens,

@@ -23,8 +23,15 @@ _USUAL_MAX_LEN: Final = 4096
 """Longest request of a network whose configuration states none."""
 
 
-_WORDS: Final = ("kv_dtype", "quantization", "engine")
-_SWITCHES: Final = ("eager", "warm")
+ADAPTER_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of vLLM's adapters (MaxLoRARanks of 0.33); the third is its default."""
+
+DRAFTS_WITHOUT_NETWORK: Final = ("ngram", "mtp")
+"""Words of `--draft` that name no model: repeated tokens of the request, and the network's own further layers."""
+
+_WORDS: Final = ("kv_dtype", "quantization", "engine", "draft")
+_SWITCHES: Final = ("eager", "warm", "no_prefix_caching", "sleep_mode")
+_PARTS: Final = ("gpu_memory_utilization", "acceptance")
 """Settings that are no numbers."""
 
 
@@ -45,6 +52,13 @@ class EngineOptions(TypedDict, total=False):
     block_tokens: int
     eager: bool
     warm: bool
+    max_loras: int | None
+    max_lora_rank: int | None
+    draft: str | None
+    draft_tokens: int | None
+    acceptance: float | None
+    no_prefix_caching: bool
+    sleep_mode: bool
 
 
 class ServeOptions(EngineOptions, total=False):
@@ -86,6 +100,20 @@ class ServeSettings:
     """True if nothing is compiled and no CUDA graphs are captured."""
     warm: bool = False
     """True if the engine's cache has the compiled network already, from an earlier start."""
+    max_loras: int | None = None
+    """LoRA adapters that run together; None: none, or 1 where a rank is stated."""
+    max_lora_rank: int | None = None
+    """Largest rank of an adapter: one of ADAPTER_RANKS."""
+    draft: str | None = None
+    """What drafts tokens: one of DRAFTS_WITHOUT_NETWORK, or a model; None: nothing."""
+    draft_tokens: int | None = None
+    """Tokens that are drafted in a step."""
+    acceptance: float | None = None
+    """Probability with which a drafted token is accepted."""
+    no_prefix_caching: bool = False
+    """True if nothing is kept of requests that ended."""
+    sleep_mode: bool = False
+    """True if the engine can be put to sleep."""
 
     def changed(self, **changes: Any) -> "ServeSettings":
         """Return a copy with other values."""
@@ -137,8 +165,6 @@ def complete(settings: ServeSettings, network: ServedNetwork, cluster: Cluster) 
     if device.id == CPU:
         raise CannotEstimate("Serving is estimated for GPUs; name one with --gpu.")
     utilization = settings.gpu_memory_utilization
-    if utilization is not None and not (is_number(utilization) and 0 < utilization <= 1):
-        raise UsageError(f"gpu-memory-utilization is {utilization!r}; it must be above 0 and at most 1.")
     if settings.kv_dtype not in KV_DTYPES:
         raise UsageError(f"Unknown kv-dtype {settings.kv_dtype!r}; possible: {', '.join(KV_DTYPES)}.")
     if engine.name == "transformers" and KV_DTYPES[settings.kv_dtype] < KV_DTYPES["auto"]:
@@ -184,7 +210,9 @@ def _check_types(settings: ServeSettings) -> None:
             raise UsageError(f"{spell_option(item.name)} is {value!r}; it must be a word.")
         if item.name in _SWITCHES:
             check_switch(item.name, value)
-        if item.name not in (*_WORDS, *_SWITCHES, "gpu_memory_utilization") and value is not None:
+        if item.name in _PARTS and value is not None and not (is_number(value) and 0 < value <= 1):
+            raise UsageError(f"{spell_option(item.name)} is {value!r}; it must be above 0 and at most 1.")
+        if item.name not in (*_WORDS, *_SWITCHES, *_PARTS) and value is not None:
             check_number(item.name, value)
 
 

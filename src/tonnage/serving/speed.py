@@ -7,15 +7,19 @@ request.  Rates are those of the time model (catalog/times.toml).
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import ceil
 from typing import Final
 
 from tonnage.cluster import Cluster, Device
 from tonnage.errors import CannotEstimate
+from tonnage.serving.cache_layers import read_layers
 from tonnage.serving.closed_form import ServingEstimate
+from tonnage.serving.extras import accepted_tokens, predicting_weights
+from tonnage.serving.kv_cache import lay_out
 from tonnage.serving.lengths import Lengths
 from tonnage.serving.quantization import Quantization
+from tonnage.serving.settings import ServeSettings
 from tonnage.serving.weights import Weight, list_weights
 from tonnage.timing.fabrics import place_group, tensor_fabric
 from tonnage.timing.rates import Card, auto_backend, bandwidth, card, peak_flops
@@ -52,7 +56,7 @@ class ServingSpeed:
     running: float
     """Requests that run together, over all replicas."""
     step_seconds: float
-    """Seconds of a step under the load, which is the time between two tokens of a request."""
+    """Seconds of a step under the load, in which a request gets `tokens_per_step`."""
     prefill_tokens_per_second: float
     """Tokens of prompts a second where nothing else is computed."""
     decode_tokens_per_second: float
@@ -67,8 +71,15 @@ class ServingSpeed:
     """The same of the median prompt on an idle engine, in a fast case."""
     first_token_high_seconds: float
     """The same of a prompt at the 95th percentile behind another one, in a slow case."""
+    tokens_per_step: float
+    """Tokens that a decoding request gets in a step: more than one where drafts are accepted."""
     bound_by: str
     """Largest part of a step under the load: `memory`, `compute` or `communication`."""
+
+    @property
+    def token_seconds(self) -> float:
+        """Return the seconds between two tokens of a request under the load."""
+        return self.step_seconds / self.tokens_per_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +107,11 @@ class StepCost:
         return max(parts, key=lambda name: parts[name])
 
 
-def step_cost(estimate: ServingEstimate, *, decoding: float, context: float, prompt: float = 0.0) -> StepCost:
+def step_cost(
+    estimate: ServingEstimate, *, decoding: float, context: float, prompt: float = 0.0, drafted: int = 0
+) -> StepCost:
     """Return the cost of a step of one replica: so many decoding requests with `context` tokens each, and so many
-    tokens of prompts.
+    tokens of prompts.  Of each decoding request `drafted` tokens are verified, too.
 
     Raises CannotEstimate for a card or a network whose rates are not known.
     """
@@ -109,10 +122,11 @@ def step_cost(estimate: ServingEstimate, *, decoding: float, context: float, pro
     known = card(device)
     rate = bandwidth(device) * known.memory
     weights = list_weights(shape, tp=stated.tp, ep=full.expert_ranks if stated.ep > 1 else 1, padded_experts=False)
-    products = _products(weights, shape, full.quantization, decoding, prompt, device, known, rate, stated.ep)
+    computed = decoding * (1 + drafted)
+    products = _products(weights, shape, full.quantization, computed, prompt, device, known, rate, stated.ep)
     kv_bytes = sum(layer_bytes * tokens for layer_bytes, tokens in _read_tokens(estimate, context))
     memory = products[1] + decoding * kv_bytes / rate
-    rows = decoding + prompt
+    rows = computed + prompt
     memory += shape.layers * _STREAM_PASSES * rows * shape.hidden * 2 / rate
     compute = products[0] + _attention_seconds(shape, prompt, context, device, known, stated.tp)
     launches = shape.layers * _KERNELS * known.pass_seconds
@@ -225,14 +239,17 @@ def serving_speed(estimate: ServingEstimate, lengths: Lengths, concurrency: int)
     """
     full = estimate.settings
     replicas = full.stated.dp
+    gained = _tokens_per_step(full.stated)
+    if full.stated.no_prefix_caching:
+        lengths = replace(lengths, prefix=0)
     prompt, output = lengths.mean_prompt - lengths.prefix, lengths.mean_output
     running = running_together(estimate, lengths, concurrency) / replicas
     context = lengths.mean_prompt + output / 2
     room = max(1.0, full.max_batched_tokens - running)
-    cycle = max(output, running * prompt / room)
+    cycle = max(output / gained, running * prompt / room)
     share = min(room, running * prompt / cycle)
-    loaded = step_cost(estimate, decoding=running, context=context, prompt=share)
-    alone = step_cost(estimate, decoding=running, context=context)
+    loaded = _drafted_step(estimate, decoding=running, context=context, prompt=share)
+    alone = _drafted_step(estimate, decoding=running, context=context)
     chunk = min(full.max_batched_tokens, max(prompt, 1.0))
     many = float(full.max_batched_tokens)
     filling = step_cost(estimate, decoding=0, context=max(prompt, 1.0), prompt=many)
@@ -244,14 +261,54 @@ def serving_speed(estimate: ServingEstimate, lengths: Lengths, concurrency: int)
         running=running * replicas,
         step_seconds=loaded.seconds,
         prefill_tokens_per_second=replicas * many / filling.seconds,
-        decode_tokens_per_second=replicas * running / alone.seconds,
+        decode_tokens_per_second=replicas * running * gained / alone.seconds,
         output_tokens_per_second=per_second * output,
         requests_per_second=per_second,
         first_token_seconds=first,
         first_token_low_seconds=min(first, lone) * INTERVAL[0],
         first_token_high_seconds=max(first, slow) * INTERVAL[1],
+        tokens_per_step=gained,
         bound_by=loaded.bound_by,
     )
+
+
+def _tokens_per_step(stated: ServeSettings) -> float:
+    """Return the mean tokens of a decoding request in a step.  Raises CannotEstimate without a stated acceptance."""
+    if stated.draft is None:
+        return 1.0
+    if stated.acceptance is None:
+        raise CannotEstimate("How many drafts are accepted is not stated; give --acceptance.")
+    return accepted_tokens(stated.acceptance, stated.draft_tokens or 1)
+
+
+def _drafted_step(estimate: ServingEstimate, *, decoding: float, context: float, prompt: float = 0.0) -> StepCost:
+    """Return the cost of a step with the drafts that it verifies, and of drafting them one after another."""
+    full, network = estimate.settings, estimate.network
+    stated, drafted = full.stated, full.stated.draft_tokens or 0
+    step = step_cost(estimate, decoding=decoding, context=context, prompt=prompt, drafted=drafted)
+    if stated.draft == "mtp" and network.shape is not None:
+        known = card(full.device)
+        rate = bandwidth(full.device) * known.memory
+        shape = network.shape
+        layer = predicting_weights(shape, full, ep=full.expert_ranks if stated.ep > 1 else 1)
+        head = Weight(name="head", rows=shape.vocab // stated.tp, columns=shape.hidden, kind="other")
+        compute, memory = _products(
+            [*layer, head], shape, full.quantization, decoding, 0.0, full.device, known, rate, stated.ep
+        )
+        return replace(step, compute=step.compute + drafted * compute, memory=step.memory + drafted * memory)
+    if network.draft is not None:
+        layout = lay_out(read_layers(network.draft.config, element_bytes=full.kv_element_bytes, tp=stated.tp))
+        alone = replace(
+            estimate,
+            network=network.draft,
+            settings=replace(full, quantization=network.draft.published, stated=stated.changed(ep=1)),
+            worst=replace(estimate.worst, layout=layout),
+        )
+        each = step_cost(alone, decoding=decoding, context=context)
+        return StepCost(
+            **{item.name: getattr(step, item.name) + drafted * getattr(each, item.name) for item in fields(StepCost)}
+        )
+    return step
 
 
 def _first_token(estimate: ServingEstimate, prompt: float, running: float, context: float) -> float:
@@ -259,8 +316,8 @@ def _first_token(estimate: ServingEstimate, prompt: float, running: float, conte
     prompt = max(prompt, 1.0)
     room = max(1.0, estimate.settings.max_batched_tokens - running)
     chunks = ceil(prompt / room)
-    each = step_cost(estimate, decoding=running, context=max(context, prompt), prompt=prompt / chunks).seconds
-    waiting = step_cost(estimate, decoding=running, context=context).seconds / 2
+    each = _drafted_step(estimate, decoding=running, context=max(context, prompt), prompt=prompt / chunks).seconds
+    waiting = _drafted_step(estimate, decoding=running, context=context).seconds / 2
     return waiting + chunks * each
 
 

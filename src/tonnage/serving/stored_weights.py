@@ -9,6 +9,8 @@ from tonnage.serving.quantization import Quantization
 from tonnage.serving.safetensors import StoredTensor
 
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,5})\.")
+_FURTHER: Final = re.compile(r"(?:^|\.)mtp\.")
+"""Tensors of layers that predict further tokens, which engines load only to draft with them."""
 _EXPERT: Final = re.compile(r"\bexperts?\b")
 _KEPT: Final = re.compile(
     r"norm|embed|lm_head|router|(?:mlp|moe)\.gate\.|rotary|vision|visual|audio|tower|conv|wte|wpe"
@@ -20,17 +22,27 @@ _FLOATS: Final = ("BF16", "F16", "F32")
 
 
 def stored_bytes(
-    tensors: Iterable[StoredTensor], wanted: Quantization, published: Quantization, *, tp: int, stage: range
+    tensors: Iterable[StoredTensor],
+    wanted: Quantization,
+    published: Quantization,
+    *,
+    tp: int,
+    stage: range,
+    further: bool = False,
 ) -> dict[str, int]:
     """Return the bytes of one rank's weights by part: `layers`, `experts` and `others`.
 
     Floating-point tensors count 16 bits an element.  If `wanted` is not the published format, the matrices of layers
-    are quantized so.  Matrices are divided among `tp` ranks, vectors are whole on each.
+    are quantized so.  Matrices are divided among `tp` ranks, vectors are whole on each.  `further`: only the layers
+    that predict further tokens, which are those of the stage or named so.
     """
     parts = {"layers": 0, "experts": 0, "others": 0}
     for tensor in tensors:
-        layer = _LAYER.search(tensor.name)
-        if layer is None:
+        layer, is_further = _LAYER.search(tensor.name), _FURTHER.search(tensor.name) is not None
+        if is_further or further:
+            if not further or not (is_further or (layer is not None and int(layer[1]) in stage)):
+                continue
+        elif layer is None:
             if stage.start and "embed" in tensor.name:
                 continue  # the first stage has it
         elif int(layer[1]) not in stage:
