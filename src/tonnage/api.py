@@ -17,7 +17,7 @@ from tonnage.options import check_number, check_switch, is_number, parse_words, 
 from tonnage.planner.solution import Solution
 from tonnage.plans import HEADROOM
 from tonnage.report import html, plans, plans_html, serving, serving_plans, terminal
-from tonnage.serving.asking import SETTINGS, ServingAnswer, ask_plans, ask_serving
+from tonnage.serving.asking import SETTINGS, ServingAnswer, ask_plans
 from tonnage.serving.planning import ServeFind, ServeSolution
 from tonnage.serving.tasks import Task, check_task
 
@@ -81,7 +81,10 @@ def estimate(
     gpus: int | None = None,
     gpu_memory: str | int | None = None,
     offline: bool = False,
+    source: Source = "ghost",
+    engine_python: str | None = None,
     advice: bool = True,
+    progress: Progress = lambda text: None,
     **options: "Unpack[ServeOptions]",
 ) -> ServingAnswer: ...
 def estimate(
@@ -135,6 +138,7 @@ def estimate(
     not an error.
     """
     from tonnage.advice.advise import Asked, answers
+    from tonnage.script.engine_start import ask_engine
     from tonnage.trainers import cases
 
     if cluster is not None and gpu is not None:
@@ -149,12 +153,14 @@ def estimate(
         "torch": torch_version,
         "worker": worker,
     }
-    refused |= {"host_memory": host_memory, "source": None if source == "ghost" else source, "fresh": fresh}
+    refused |= {"host_memory": host_memory, "fresh": fresh}
     refused |= {"tokens": tokens, "samples": samples, "price": price}
     _check_task(task, options, refused)
     if task == "serve":
         cards = _parse_gpus(cluster if gpu is None else gpu, gpus, gpu_memory, None)
-        return ask_serving(model, options, cards, **_requests(options), advice=advice, offline=offline)
+        how = {"source": source, "engine_python": options.pop("engine_python", None), "progress": progress}
+        requests = {**_requests(options), "advice": advice, "offline": offline}
+        return ask_engine(model, options, cards, **how, **requests)
     goal = TrainingGoal(tokens=tokens, samples=samples, price=price)
     cards = _parse_gpus(cluster if gpu is None else gpu, gpus, gpu_memory, host_memory)
     asked = Asked(
@@ -432,7 +438,7 @@ def _check_task(task: str, options: dict[str, Any], refused: dict[str, Any]) -> 
     from tonnage.options import options as list_options
     from tonnage.plans import Plan
 
-    known = {*SETTINGS, "concurrency"}
+    known = {*SETTINGS, "concurrency", "engine_python"}
     training = {item.name for kind in (Job, Plan) for item, _ in list_options(kind)}
     serving = {name: value for name, value in options.items() if name in known}
     check_task(task, serving, {**refused, **{name: v for name, v in options.items() if name in training - known}})

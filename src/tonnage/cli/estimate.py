@@ -37,6 +37,7 @@ from tonnage.cli.serving_options import (
     Draft,
     DraftTokens,
     Eager,
+    EnginePython,
     KvDtype,
     MaxBatchedTokens,
     MaxLen,
@@ -132,6 +133,7 @@ def estimate(
     no_prefix_caching: NoPrefixCaching = False,
     sleep_mode: SleepMode = False,
     concurrency: Concurrency = None,
+    engine_python: EnginePython = None,
     **options: Any,
 ) -> int:
     """Estimate the memory and time of a training step from a model's name, and say whether it fits.
@@ -149,7 +151,7 @@ def estimate(
         **{"max_lora_rank": max_lora_rank, "draft_tokens": draft_tokens, "acceptance": acceptance},
         **{"no_prefix_caching": no_prefix_caching, "sleep_mode": sleep_mode},
     }
-    requests = {"concurrency": concurrency}
+    requests = {"concurrency": concurrency, "engine_python": engine_python}
     others: dict[str, Any] = {
         "plan": plan,
         "rank": rank,
@@ -158,7 +160,7 @@ def estimate(
         "samples": samples,
         "price": price,
     }
-    others |= {"host_memory": host_memory, "source": None if source == "ghost" else source}
+    others |= {"host_memory": host_memory}
     files = {"html": html, "save": save, "snapshot": snapshot, "torch": torch, "fresh": fresh}
     check_task(task, {**serving, **requests}, {**others, **files, **options})
     if task == "serve":
@@ -167,7 +169,8 @@ def estimate(
         if model is None:
             raise UsageError("No MODEL was given; name one (`tonnage models` lists them).")
         cards = parse_cluster_options(gpu, gpus, gpu_memory, here, host_memory=host_memory)
-        how: dict[str, Any] = {"lengths": join_lengths(options), "concurrency": concurrency, "advice": advice}
+        how: dict[str, Any] = {"source": source, "engine_python": engine_python}
+        how |= {"lengths": join_lengths(options), "concurrency": concurrency, "advice": advice}
         return estimate_serve(model, {**serving, **options}, cards, **how, json=json, offline=offline)
     from tonnage.advice.advise import Asked, answers
     from tonnage.cli.answer import Output, deliver

@@ -11,15 +11,28 @@ if TYPE_CHECKING:
     from tonnage.cluster import Cluster
 
 
-def estimate_serve(model: str, options: Mapping[str, Any], cluster: "Cluster", *, json: bool, **requests: Any) -> int:
+def estimate_serve(
+    model: str,
+    options: Mapping[str, Any],
+    cluster: "Cluster",
+    *,
+    source: str,
+    engine_python: str | None,
+    json: bool,
+    **requests: Any,
+) -> int:
     """Print the answer and return the exit code: 0 starts, 1 does not.
 
     `requests` are the further arguments of `ask_serving`.
     """
     from tonnage.cli import answer
-    from tonnage.serving.asking import ask_serving
+    from tonnage.cli.progress import progress
+    from tonnage.script.engine_start import ask_engine
 
-    answered = ask_serving(model, options, cluster, **requests)
+    with progress(moving=False) as say:
+        answered = ask_engine(
+            model, options, cluster, source=source, engine_python=engine_python, progress=say, **requests
+        )
     if json:
         answer.print_json(answered.to_json())
     else:

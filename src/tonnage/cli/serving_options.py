@@ -78,3 +78,12 @@ NoPrefixCaching = Annotated[
     bool, typer.Option("--no-prefix-caching", help="Keep nothing of requests that ended, and share no prefixes.")
 ]
 SleepMode = Annotated[bool, typer.Option("--sleep-mode", help="The engine can be put to sleep; say what that frees.")]
+EnginePython = Annotated[
+    str | None,
+    typer.Option(
+        "--engine-python",
+        help="Python that has vLLM: the engine itself is run on the ghost. Default: this one, if it has it; else the "
+        "closed form, as with --source meta.",
+        metavar="PATH",
+    ),
+]

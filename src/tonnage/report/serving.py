@@ -7,6 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tonnage.report import terminal
 from tonnage.report.canvas import BAD, GOOD, TIGHT, Canvas, draw, text, title
 from tonnage.report.palette import LOOKS, Look
 from tonnage.serving.advice import ServingAdvice, needed_bytes
@@ -40,21 +41,21 @@ _COUNTS: Final = (1, 8, 64)
 def render(answer: ServingAnswer, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
     """Return the report with this width and a final newline."""
     canvas, advice = Canvas.of(width=width, colour=colour, unicode=unicode), answer.advice
-    return draw(_parts(answer.estimate, advice, answer.load, canvas), canvas) + (
-        f"  {advice[0].command}\n" if advice and advice[0].fits else ""
-    )
+    if answer.ran is not None:
+        load = draw(_load(answer.load, canvas), canvas) if answer.load is not None else ""
+        return terminal.render(answer.ran, width=width, colour=colour, unicode=unicode) + load
+    return draw(_parts(answer, canvas), canvas) + (f"  {advice[0].command}\n" if advice and advice[0].fits else "")
 
 
-def _parts(
-    estimate: ServingEstimate, advice: Sequence[ServingAdvice], load: Load | None, canvas: Canvas
-) -> Iterator[Text | Table | Padding]:
+def _parts(answer: ServingAnswer, canvas: Canvas) -> Iterator[Text | Table | Padding]:
+    estimate, advice, load = answer.estimate, answer.advice, answer.load
     yield _verdict(estimate)
     yield from _bar(estimate, canvas)
     if estimate.worst.pool_bytes > 0 and estimate.worst.layout.groups:
         yield from _growth(estimate, canvas)
     if load is not None:
         yield from _load(load, canvas)
-    yield from _assumed(estimate, canvas)
+    yield from _assumed([*estimate.assumed, *([answer.lacks] if answer.lacks else [])], canvas)
     if advice:
         yield from _advice(advice, canvas)
     elif not estimate.starts:
@@ -198,11 +199,11 @@ def _load(load: Load, canvas: Canvas) -> Iterator[Text | Padding]:
         yield Padding(text(line), (0, 0, 0, 1))
 
 
-def _assumed(estimate: ServingEstimate, canvas: Canvas) -> Iterator[Text | Padding]:
-    if not estimate.assumed:
+def _assumed(sentences: Sequence[str], canvas: Canvas) -> Iterator[Text | Padding]:
+    if not sentences:
         return
     yield title("Assumed", None, canvas)
-    for sentence in estimate.assumed:
+    for sentence in sentences:
         yield Padding(text(sentence), (0, 0, 0, 1))
 
 

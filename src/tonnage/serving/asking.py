@@ -13,6 +13,7 @@ from typing import Any, Final
 from tonnage.catalog.spelling import closest
 from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
+from tonnage.estimates.estimate import Estimate
 from tonnage.estimates.viewed import Viewed
 from tonnage.options import check_number, is_amount
 from tonnage.serving.advice import ServingAdvice, advise
@@ -46,26 +47,37 @@ class ServingAnswer(Viewed):
     """Changes of settings, each computed; empty where the engine starts."""
     load: Load | None = None
     """Course of serving requests; None where no lengths were stated."""
+    ran: Estimate | None = None
+    """The answer of the engine itself, which was run; None: the closed form is the answer."""
+    lacks: str | None = None
+    """Why the closed form is the answer; None where the engine was not wanted, or was run."""
 
     @property
     def starts(self) -> bool:
         """Return True if the engine gets ready."""
-        return self.estimate.starts
+        return self.serving.starts
 
     @property
     def serving(self) -> Serving:
         """Return the memory that the engine holds."""
-        return self.estimate.serving
+        if self.ran is None or self.ran.serving is None:
+            return self.estimate.serving
+        return Serving(**{name: value for name, value in self.ran.serving.items() if name != "load"})
 
     def summary(self) -> str:
         """Return the answer in one line."""
-        told = f"starts: {self.serving.kv_cache_tokens:,} tokens" if self.starts else "does not start"
+        told = f"starts: {self.serving.kv_cache_tokens or 0:,} tokens" if self.starts else "does not start"
         return f"{self.estimate.network.name} on {self.estimate.cluster}: {told}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that `--json` prints."""
         load = None if self.load is None else self.load.to_json()
-        return {**to_json(self.estimate, self.advice), "load": load}
+        if self.ran is not None:
+            return {**self.ran.to_json(), "load": load}
+        document = to_json(self.estimate, self.advice)
+        if self.lacks is not None:
+            document["coverage"]["assumed"].append(self.lacks)
+        return {**document, "load": load}
 
 
 def ask_serving(

@@ -5,6 +5,7 @@
 
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,8 +52,32 @@ def notes_of(estimate: ServingEstimate) -> tuple[str, ...]:
 def vllm_words(estimate: ServingEstimate) -> list[str]:
     """Return `vllm serve` with every setting of the estimate."""
     full = estimate.settings
+    limits = {
+        "--max-model-len": full.max_len,
+        "--max-num-seqs": full.max_seqs,
+        "--max-num-batched-tokens": full.max_batched_tokens,
+        "--gpu-memory-utilization": full.utilization,
+    }
+    return ["vllm", "serve", repository(estimate.network.model), *_flags(estimate, limits)]
+
+
+def stated_words(estimate: ServingEstimate, *, draft: str | None) -> list[str]:
+    """Return vLLM's flags of the settings that were stated; `draft` is the folder of the model that drafts."""
+    stated = estimate.settings.stated
+    limits = {
+        "--max-model-len": stated.max_len,
+        "--max-num-seqs": stated.max_seqs,
+        "--max-num-batched-tokens": stated.max_batched_tokens,
+        "--gpu-memory-utilization": stated.gpu_memory_utilization,
+    }
+    return _flags(estimate, limits, draft)
+
+
+def _flags(estimate: ServingEstimate, limits: Mapping[str, float | None], draft: str | None = None) -> list[str]:
+    """Return vLLM's flags; limits that are None have its defaults."""
+    full = estimate.settings
     stated = full.stated
-    words = ["vllm", "serve", repository(estimate.network.model)]
+    words = []
     degrees = (
         ("--tensor-parallel-size", stated.tp),
         ("--pipeline-parallel-size", stated.pp),
@@ -61,9 +86,8 @@ def vllm_words(estimate: ServingEstimate) -> list[str]:
     for name, value in degrees:
         words += [name, f"{value}"] if value > 1 else []
     words += ["--enable-expert-parallel"] if stated.ep > 1 else []
-    words += ["--max-model-len", f"{full.max_len}", "--max-num-seqs", f"{full.max_seqs}"]
-    words += ["--max-num-batched-tokens", f"{full.max_batched_tokens}"]
-    words += ["--gpu-memory-utilization", f"{full.utilization:g}"]
+    for name, limit in limits.items():
+        words += [] if limit is None else [name, f"{limit:g}" if isinstance(limit, float) else f"{limit}"]
     words += ["--kv-cache-dtype", stated.kv_dtype] if stated.kv_dtype.startswith("fp8") else []
     if full.quantization.flags is not None and full.quantization.name != estimate.network.published.name:
         words += [word for pair in full.quantization.flags.items() for word in pair]
@@ -71,17 +95,17 @@ def vllm_words(estimate: ServingEstimate) -> list[str]:
     if has_adapters(stated):
         words += ["--enable-lora", "--max-loras", f"{stated.max_loras or 1}"]
         words += ["--max-lora-rank", f"{stated.max_lora_rank}"] if stated.max_lora_rank else []
-    words += ["--speculative-config", _speculation(stated)] if stated.draft is not None else []
+    words += ["--speculative-config", _speculation(stated, draft)] if stated.draft is not None else []
     words += ["--no-enable-prefix-caching"] if stated.no_prefix_caching else []
     words += ["--enable-sleep-mode"] if stated.sleep_mode else []
     words += ["--block-size", f"{stated.block_tokens}"] if stated.block_tokens != BLOCK_TOKENS else []
     return words
 
 
-def _speculation(stated: ServeSettings) -> str:
-    """Return vLLM's description of what drafts."""
+def _speculation(stated: ServeSettings, folder: str | None) -> str:
+    """Return vLLM's description of what drafts: the model in a folder, or by its name."""
     draft = as_draft(stated.draft)
-    how = {"method": stated.draft} if draft is None else {"model": repository(draft)}
+    how = {"method": stated.draft} if draft is None else {"model": folder or repository(draft)}
     return json.dumps({**how, "num_speculative_tokens": stated.draft_tokens})
 
 

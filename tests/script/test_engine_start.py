@@ -1,0 +1,90 @@
+"""The engine itself as the answer of `estimate --task serve`, or why it is not."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+
+import tonnage
+from estimates import fitting
+from tonnage.errors import CannotEstimate, TonnageError, UsageError
+from tonnage.estimates.from_traces import Run
+from tonnage.script import engine_start
+from tonnage.serving.answer import Serving
+
+STARTED = Serving(engine="vllm 0.33.0", starts=True, kv_cache_tokens=1000, low_tokens=990, high_tokens=1010)
+
+
+def ask(**options):
+    return tonnage.estimate("llama-3.1-8b", **{"task": "serve", "gpu": "h100-80gb", **options})
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """Return the commands that an engine in this Python would get; it answers as STARTED says."""
+    commands, answer = [], replace(fitting(), serving=STARTED.to_json())
+
+    def run(command, cluster, **options):
+        commands.append((command, options["requests"]))
+        return Run(estimate=answer, traces=())
+
+    monkeypatch.setattr(engine_start.dry_run, "run", run)
+    monkeypatch.setattr(engine_start, "_installed", lambda python: "0.33.0")
+    return commands
+
+
+def test_an_engine_that_is_there_answers(engine):
+    answer = ask(max_len=8192, tp=1, quantization="fp8", eager=True, lengths="p50=200", concurrency=2)
+    [(command, lengths)] = engine
+    assert command[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    flags = " ".join(command[command.index("--port") + 2 :])
+    assert flags == "--max-model-len 8192 --quantization fp8 --enforce-eager"
+    assert lengths.p50 == 200
+    assert (answer.serving, answer.lacks) == (STARTED, None)
+    document = answer.to_json()
+    assert document["serving"]["engine"] == "vllm 0.33.0"
+    assert document["job"]["command"] == ["vllm", "serve", "llama-3.1-8b", *command[-5:]]
+    assert document["load"]["concurrency"] == 2
+    assert str(answer).startswith("STARTS")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"engine": "vllm@0.19.0"}, "vllm 0.33.0 is installed, and 0.19.0 was asked about"),
+        ({"engine": "sglang"}, "sglang is not run here"),
+        ({"quantization": "awq-int4"}, "the engine needs a checkpoint in awq-int4"),
+    ],
+    ids=str,
+)
+def test_where_it_cannot_be_run_the_closed_form_says_why(engine, options, why):
+    answer = ask(**options)
+    assert engine == []
+    assert answer.lacks.startswith(f"closed form: {why}")
+    assert answer.to_json()["coverage"]["assumed"][-1] == answer.lacks
+    with pytest.raises(CannotEstimate, match=f"The engine cannot be run: {why}"):
+        ask(**options, engine_python=sys.executable)
+
+
+def test_nothing_is_run_on_meta(engine):
+    answer = ask(engine="vllm@0.33", source="meta")
+    assert (engine, answer.ran, answer.lacks) == ([], None, None)
+    assert ask(engine="vllm@0.33").ran is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "reason"),
+    [
+        ({"engine_python": "/none/python"}, UsageError, "'/none/python' is no program"),
+        ({"engine_python": "true"}, CannotEstimate, "true has no vllm"),
+        ({"engine_python": "false"}, CannotEstimate, "false has no vllm"),
+        ({"engine_python": "python", "source": "meta"}, UsageError, "--source meta runs no engine"),
+        ({"source": "real"}, UsageError, "Unknown source 'real'"),
+        ({"engine_python": "python", "task": "train"}, UsageError, "--engine-python is for an inference engine"),
+    ],
+    ids=str,
+)
+def test_a_python_without_the_engine_is_one_line(options, kind, reason):
+    with pytest.raises(TonnageError, match=reason) as refused:
+        ask(**options)
+    assert isinstance(refused.value, kind)
