@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from tonnage.errors import TrialFailed, UnreadableModel, UsageError
-from tonnage.serving import checking
+from tonnage.serving import checking, loading
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -91,3 +91,16 @@ def test_what_cannot_be_is_refused_before_it_is_loaded(llama, monkeypatch, optio
     monkeypatch.setattr(checking, "_load", None)
     with pytest.raises(UsageError, match=reason):
         checking.check_folder(str(llama), **options)
+
+
+def test_what_could_load_code_is_left_out_of_the_configuration(tmp_path):
+    pytest.importorskip("transformers")
+    write(tmp_path, TENSORS, attn_implementation="org/kernel", auto_map={"AutoConfig": "there.Config"})
+    stored = {"quant_method": "bitsandbytes", "load_in_4bit": True, "custom": "org/code"}
+    document = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**document, "quantization_config": stored}))
+    config = loading._read_config(str(tmp_path))
+    assert config.hidden_size == CONFIG["hidden_size"]
+    assert "org/" not in json.dumps(config.to_dict(), default=str)
+    assert not hasattr(config, "auto_map")
+    assert config.quantization_config["load_in_4bit"]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tonnage.catalog.untrusted import keep_inert
 from tonnage.recorder.tonnage_recorder.tensors import plain_tensors, tensors_in
 
 BITSANDBYTES: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -56,10 +57,11 @@ def measure(*, folder: str, quantization: str | None, device: str, prompt: int, 
     how: dict[str, Any] = {}
     if quantization is not None:
         how["quantization_config"] = transformers.BitsAndBytesConfig(**BITSANDBYTES[quantization])
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = _read_config(folder)
     stated = getattr(config.get_text_config(), "dtype", None)
     model, keys = _class_of(config).from_pretrained(
         folder,
+        config=config,
         dtype=torch.float16 if stated == torch.float16 else torch.bfloat16,
         device_map=device,
         local_files_only=True,
@@ -94,6 +96,17 @@ def measure(*, folder: str, quantization: str | None, device: str, prompt: int, 
         "peak_allocated_bytes": torch.cuda.max_memory_allocated() if on_card else None,
         "peak_reserved_bytes": torch.cuda.max_memory_reserved() if on_card else None,
     }
+
+
+def _read_config(folder: str) -> Any:
+    """Return the folder's configuration without what could load code; how its weights are stored is kept."""
+    import transformers
+
+    content = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    config = transformers.AutoConfig.for_model(**keep_inert(content)[0])
+    if stored := content.get("quantization_config"):
+        config.quantization_config = keep_inert(stored)[0]
+    return config
 
 
 def _class_of(config: Any) -> Any:
