@@ -8,9 +8,18 @@ import pytest
 
 from tonnage.catalog.devices import parse_cluster
 from tonnage.catalog.models import find_model
+from tonnage.catalog.overheads import overheads
 from tonnage.errors import CannotEstimate, UnreadableModel, UsageError
 from tonnage.serving.closed_form import estimate_serving
-from tonnage.serving.facts import graphs, outside_torch, parse_engine, runs_second, vllm_facts, with_second_runner
+from tonnage.serving.facts import (
+    estimated_graphs,
+    graphs,
+    outside_torch,
+    parse_engine,
+    runs_second,
+    vllm_facts,
+    with_second_runner,
+)
 from tonnage.serving.network import read_network
 from tonnage.serving.settings import ServeSettings
 from tonnage.units import GIB, MIB
@@ -292,3 +301,14 @@ def test_towers_of_unknown_kinds_are_roughly_those_of_known_ones(name, tmp_path)
     assert rough.shape.parameters == pytest.approx(known.shape.parameters, rel=0.02)
     assert rough.tower_elements == pytest.approx(known.tower_elements, rel=0.2)
     assert any("image encoder" in sentence for sentence in ask(tmp_path, "8xh200", tp=1).assumed)
+
+
+def test_buffers_of_nccl_are_older_than_the_first_look():
+    one, two = (ask("llama-3.1-8b", f"{tp}xh100-80gb", tp=tp, max_len=8192) for tp in (1, 2))
+    added = two.serving.outside_torch_bytes - one.serving.outside_torch_bytes
+    growth = two.worst.outside.bytes - one.worst.outside.bytes
+    assert added - growth == overheads(two.settings.device, [2]).nccl_bytes > 0
+    budget = int(two.settings.device.capacity_bytes * two.settings.utilization)
+    used = two.worst.weights_bytes + two.worst.profile.bytes + two.worst.outside.bytes
+    graphs = estimated_graphs(two.worst.graphs).bytes
+    assert two.worst.pool_bytes == budget - used - graphs, "so they are not taken from the pool"

@@ -112,7 +112,7 @@ def _bar(estimate: ServingEstimate, canvas: Canvas) -> Iterator[Text | Padding]:
         "step's peak": worst.profile.bytes,
         "KV cache": max(0, worst.pool_bytes),
         "CUDA graphs": worst.graphs.bytes,
-        "outside torch": worst.outside.bytes + device.context_bytes,
+        "outside torch": worst.outside.bytes + estimate.settings.first_bytes,
     }
     total = max(device.capacity_bytes, sum(sizes.values()))
     stage = f", stage {worst.stage} of {estimate.settings.stated.pp}" if estimate.settings.stated.pp > 1 else ""

@@ -66,12 +66,12 @@ class ServingAdvice:
 
 def needed_bytes(estimate: ServingEstimate) -> int:
     """Return the bytes of a card that the engine needs to serve one request of the maximal length."""
-    worst, device = estimate.worst, estimate.settings.device
+    worst = estimate.worst
     return (
         worst.weights_bytes
         + worst.profile.bytes
         + worst.outside.bytes
-        + device.context_bytes
+        + estimate.settings.first_bytes
         + worst.graphs.bytes
         + estimate.request_bytes
     )

@@ -294,9 +294,9 @@ def _pool_bytes(
         low = budget - weights - int(profile.bytes * most) - outside.high_bytes - estimated.high_bytes
         high = budget - weights - int(lowest * least) - outside.low_bytes - estimated.low_bytes
         return low, typical, high
-    free = device.capacity_bytes - device.context_bytes - weights - outside.bytes
+    free = device.capacity_bytes - full.first_bytes - weights - outside.bytes
     if full.engine.name == "sglang":
-        typical = free - int((device.capacity_bytes - device.context_bytes) * (1 - full.utilization))
+        typical = free - int((device.capacity_bytes - full.first_bytes) * (1 - full.utilization))
         margin = int(abs(typical) * sglang_facts()["interval"])
         return typical - margin, typical, typical + margin
     assert network.shape is not None
@@ -314,7 +314,7 @@ def _pool_bytes(
 def _why_not(full: FullSettings, worst: StageMemory, needed: int, longest: int) -> str | None:
     """Return why the engine does not start; None if it does."""
     device = full.device
-    free = device.capacity_bytes - device.context_bytes
+    free = device.capacity_bytes - full.first_bytes
     if full.engine.name == "vllm" and device.capacity_bytes * full.utilization > free:
         return (
             f"at the start {format_gib(free)} of {format_gib(device.capacity_bytes)} are free, less than "
@@ -351,7 +351,7 @@ def _answer(full: FullSettings, worst: StageMemory, request: Request, error: str
         weights_bytes=worst.weights_bytes,
         activation_bytes=worst.profile.bytes,
         graphs_bytes=worst.graphs.bytes,
-        outside_torch_bytes=worst.outside.bytes + full.device.context_bytes,
+        outside_torch_bytes=worst.outside.bytes + full.first_bytes,
         kv_cache_bytes=max(0, worst.pool_bytes),
         kv_cache_tokens=tokens(worst.pool_bytes),
         block_tokens=worst.layout.block_tokens or None,

@@ -23,7 +23,7 @@ def to_json(estimate: ServingEstimate, advice: Sequence[ServingAdvice] = ()) -> 
         "activation": worst.profile.bytes,
         "kv_cache": pool,
         "graphs": worst.graphs.bytes,
-        "runtime": worst.outside.bytes + device.context_bytes,
+        "runtime": worst.outside.bytes + full.first_bytes,
     }
     process = sum(categories.values())
     shape = estimate.network.shape

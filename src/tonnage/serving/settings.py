@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypedDict
 
+from tonnage.catalog.overheads import overheads
 from tonnage.cluster import CPU, Cluster, Device
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.options import check_number, check_switch, is_number, spell_option
@@ -139,6 +140,8 @@ class FullSettings:
     utilization: float
     kv_element_bytes: float
     quantization: Quantization
+    first_bytes: int
+    """Memory of a GPU before the engine's first look at it: CUDA context, and NCCL's buffers of several ranks."""
 
     @property
     def ranks(self) -> int:
@@ -199,7 +202,14 @@ def complete(settings: ServeSettings, network: ServedNetwork, cluster: Cluster) 
         utilization=utilization,
         kv_element_bytes=KV_DTYPES[settings.kv_dtype],
         quantization=quantization,
+        first_bytes=_first_bytes(settings, cluster),
     )
+
+
+def _first_bytes(settings: ServeSettings, cluster: Cluster) -> int:
+    """Return the memory of a GPU with a context, and with a communicator of tensor-parallel ranks and of stages."""
+    sizes = [size for size in (settings.tp, settings.pp) if size > 1]
+    return overheads(cluster.device, sizes, gpus_per_node=cluster.gpus_per_node).bytes
 
 
 def _check_types(settings: ServeSettings) -> None:
