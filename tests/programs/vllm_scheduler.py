@@ -3,7 +3,8 @@
     python vllm_scheduler.py FOLDER CASES.json
 
 FOLDER has a config.json of a small network.  A case has prompts, outputs, arrivals (steps), blocks (with vLLM's null
-block), block_tokens, max_seqs, batched_tokens and max_len.  Made with vLLM 0.33.0.
+block), block_tokens, max_seqs, batched_tokens and max_len; with a prefix, the tokens that all prompts share, prefixes
+are cached.  Made with vLLM 0.33.0.
 """
 
 import json
@@ -15,6 +16,8 @@ os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 import torch
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
@@ -36,7 +39,7 @@ def make_scheduler(folder, case):
             is_encoder_decoder=False,
             async_scheduling=False,
         ),
-        cache_config=CacheConfig(block_size=size, enable_prefix_caching=False),
+        cache_config=CacheConfig(block_size=size, enable_prefix_caching="prefix" in case),
         device_config=DeviceConfig("cpu"),
     )
     config.cache_config.num_gpu_blocks = case["blocks"]
@@ -56,6 +59,10 @@ def make_scheduler(folder, case):
 def serve(folder, case):
     scheduler = make_scheduler(folder, case)
     waiting = list(zip(case["prompts"], case["outputs"], case["arrivals"], strict=True))
+    prefix, hasher = case.get("prefix", 0), None
+    if "prefix" in case:
+        init_none_hash(sha256)
+        hasher = get_request_block_hasher(case["block_tokens"], sha256)
     result = {"steps": 0, "peak_running": 0, "preemptions": 0}
     step = following = 0
     while following < len(waiting) or scheduler.has_requests():
@@ -66,9 +73,10 @@ def serve(folder, case):
             scheduler.add_request(
                 Request(
                     request_id=f"{following}",
-                    prompt_token_ids=[1] * prompt,
+                    prompt_token_ids=[1] * prefix + [following + 2] * (prompt - prefix),
                     sampling_params=SamplingParams(max_tokens=output, ignore_eos=True),
                     pooling_params=None,
+                    block_hasher=hasher,
                 )
             )
             following += 1

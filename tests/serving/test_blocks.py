@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,18 +124,44 @@ CASES = (
 )
 
 
-def make_case(number):
+CACHED = (
+    # the same with cached prefixes, and the tokens that all prompts share
+    (100, 400, 100, 200, 64, 512, 0, 0),
+    (100, 400, 100, 200, 64, 512, 0, 50),
+    (300, 300, 50, 100, 16, 256, 0, 100),
+    (200, 800, 200, 250, 128, 2048, 0, 100),
+    (500, 2000, 100, 600, 32, 1024, 3, 333),
+    (40, 90, 300, 128, 64, 256, 1, 32),
+)
+
+
+def make_case(number, cases=CASES):
     """Return the requests of a case and the engine that serves them."""
-    p50, p95, output, blocks, seqs, batched, gap = CASES[number]
-    requests = Lengths(p50=p50, p95=p95, output=output).draw(150, most=1500, seed=number)
+    p50, p95, output, blocks, seqs, batched, gap, *prefix = cases[number]
+    shared = prefix[0] if prefix else 0
+    requests = Lengths(p50=p50, p95=p95, output=output, prefix=shared).draw(150, most=1500, seed=number)
     gaps = np.random.default_rng(number).integers(0, 2 * gap + 1, 150)
     arrivals = np.cumsum(gaps).astype(float) if gap else np.zeros(150)
-    engine = PagedEngine(blocks=blocks, block_tokens=16, max_seqs=seqs, batched_tokens=batched, step_seconds=1.0)
-    return Requests(prompts=requests.prompts, outputs=requests.outputs, arrivals=arrivals), engine
+    limits = {"blocks": blocks, "block_tokens": 16, "max_seqs": seqs, "batched_tokens": batched}
+    engine = PagedEngine(**limits, step_seconds=1.0, caches=cases is CACHED)
+    return Requests(prompts=requests.prompts, outputs=requests.outputs, arrivals=arrivals, prefix=shared), engine
 
 
 SCHEDULED = ((2132, 24, 105), (652, 48, 53), (1620, 5, 25), (4970, 24, 260), (1166, 18, 15), (7323, 42, 484))
 """Steps, most requests together and preemptions of vLLM 0.33.0's scheduler (tests/programs/vllm_scheduler.py)."""
+
+
+SCHEDULED_CACHED = ((2129, 24, 102), (835, 33, 83), (1173, 7, 22), (3839, 24, 140), (799, 31, 19), (7203, 49, 525))
+"""The same of CACHED."""
+
+
+@pytest.mark.parametrize("number", range(len(CACHED)))
+def test_it_finds_what_is_left_of_requests_that_were_put_back_as_vllms_scheduler_did(number):
+    requests, engine = make_case(number, CACHED)
+    result = simulate(requests, engine)
+    assert (result.steps, result.peak_running, result.preemptions) == SCHEDULED_CACHED[number]
+    anew = simulate(requests, replace(engine, caches=False))
+    assert 0 < result.recomputed_tokens < 0.8 * anew.recomputed_tokens
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
@@ -150,10 +177,12 @@ def test_vllms_scheduler_still_does_so(tmp_path):
         json.dumps({**find_model("smollm2-135m").config(), "torch_dtype": "bfloat16"})
     )
     cases = []
-    for number in range(len(CASES)):
-        requests, engine = make_case(number)
+    for number in range(len(CASES) + len(CACHED)):
+        is_cached = number >= len(CASES)
+        requests, engine = make_case(number - len(CASES) * is_cached, CACHED if is_cached else CASES)
         cases.append(
             {
+                **({"prefix": requests.prefix} if engine.caches else {}),
                 "prompts": requests.prompts.tolist(),
                 "outputs": requests.outputs.tolist(),
                 "arrivals": [int(seconds) for seconds in requests.arrivals],
@@ -166,7 +195,10 @@ def test_vllms_scheduler_still_does_so(tmp_path):
     words = [sys.executable, str(program), str(tmp_path), str(tmp_path / "cases.json")]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
-    assert [(item["steps"], item["peak_running"], item["preemptions"]) for item in found] == list(SCHEDULED)
+    assert [(item["steps"], item["peak_running"], item["preemptions"]) for item in found] == [
+        *SCHEDULED,
+        *SCHEDULED_CACHED,
+    ]
 
 
 def test_some_of_them_were_put_back():

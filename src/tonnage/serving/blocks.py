@@ -5,7 +5,8 @@
 
 The rules are those of vLLM's scheduler (0.33, first come first served; a test compares the two).  In each step every
 running request writes one token; one whose last block is full takes another.  If none is free, the request that was
-admitted last gives its blocks back and waits at the front of the queue, to be computed again.  Unless that happened,
+admitted last gives its blocks back and waits at the front of the queue, to be computed again; where blocks keep what
+was computed, from those that nobody took meanwhile.  Unless that happened,
 requests are admitted in their order, as far as blocks for all their tokens, sequences and the tokens of a step allow;
 a prompt longer than what is left of the step goes on in the next one (chunked prefill).  Blocks are free again in the
 step after the last token.
@@ -35,6 +36,52 @@ class PagedEngine:
     """Tokens of one step at most."""
     step_seconds: float
     """Seconds of a step."""
+    caches: bool = False
+    """True if free blocks keep what was computed until they are taken (prefix caching): a request that was put back
+    goes on from those that are left."""
+
+
+class _FreeBlocks:
+    """Free blocks in the order in which they are taken: those that were freed first.
+
+    Of a request that was put back the last blocks are taken first, so that its beginning stays longest.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._parts: deque[list[int]] = deque([[count]])
+        self._kept: dict[int, list[int]] = {}
+
+    def take(self, count: int) -> None:
+        """Take so many blocks, of which there are as many."""
+        parts = self._parts
+        while count:
+            first = parts[0]
+            if first[0] > count:
+                first[0] -= count
+                return
+            count -= first[0]
+            first[0] = 0
+            parts.popleft()
+
+    def add(self, tokens: int, size: int, owner: int | None = None) -> None:
+        """Free the blocks of so many tokens, of a request that may come back as their `owner`.
+
+        A block that is not full is taken first: nobody can ask for its content.
+        """
+        whole, rest = divmod(tokens, size)
+        if rest:
+            self._parts.appendleft([1])
+        if whole:
+            part = [whole]
+            self._parts.append(part)
+            if owner is not None:
+                self._kept[owner] = part
+
+    def take_back(self, owner: int) -> int:
+        """Take what is left of the first blocks of a request that comes back; return how many they are."""
+        part = self._kept.pop(owner, [0])
+        left, part[0] = part[0], 0
+        return left
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +122,7 @@ def simulate(requests: Requests, engine: PagedEngine) -> Simulation:
     largest = max((-(-(base + output - 1) // size) for base, output in zip(bases, outputs, strict=True)), default=0)
     if largest > pool:
         raise UsageError(f"A request takes {largest:,} blocks and the pool has {pool:,}; shorten the requests.")
-    free = pool
+    free, queue = pool, _FreeBlocks(pool)
     growth = [0] * size  # decoding requests by the step, modulo the block, in which they take a block
     started, ends = [0] * count, [0] * count
     done = [0] * count  # tokens of the answer that were generated before the request was put back
@@ -84,6 +131,7 @@ def simulate(requests: Requests, engine: PagedEngine) -> Simulation:
     put_back: deque[int] = deque()
     step, following, decoding = 0, 0, 0
     filling, filled = -1, 0  # the request whose prompt is partly computed, and how many of its tokens are
+    uncomputed = shared if engine.caches else 0
     steps = peak_running = preemptions = recomputed = held_tokens = 0
     sum_running = sum_used = sum_wasted = 0
     least_free = free
@@ -97,6 +145,7 @@ def simulate(requests: Requests, engine: PagedEngine) -> Simulation:
             preemptions += 1
             if filling >= 0:  # it was admitted last
                 free += -(-filled // size)
+                queue.add(filled, size, filling)
                 held_tokens -= filled
                 recomputed += filled
                 put_back.appendleft(filling)
@@ -107,6 +156,7 @@ def simulate(requests: Requests, engine: PagedEngine) -> Simulation:
                 index = order.pop()
             tokens = bases[index] + done[index] + step - 1 - started[index]
             free += -(-tokens // size)
+            queue.add(tokens, size, index)
             growth[(started[index] + 1 - bases[index] - done[index]) % size] -= 1
             decoding -= 1
             held_tokens -= tokens
@@ -115,8 +165,12 @@ def simulate(requests: Requests, engine: PagedEngine) -> Simulation:
             ends[index] = -1  # its entry in `ending` is out of date
             put_back.appendleft(index)
         free -= growth[phase]
+        queue.take(growth[phase])
         held_tokens += decoding
         budget = engine.batched_tokens - decoding
+        if filling >= 0 and uncomputed:
+            taken = min(budget, uncomputed)
+            budget, uncomputed = budget - taken, uncomputed - taken
         while budget > 0:
             if filling < 0:
                 if was_put_back or decoding >= engine.max_seqs:
@@ -134,11 +188,22 @@ def simulate(requests: Requests, engine: PagedEngine) -> Simulation:
                 else:
                     following += 1
                 filling, filled = index, 0
+                if uncomputed:  # the first request computes the prefix of all
+                    taken = min(budget, uncomputed)
+                    budget, uncomputed = budget - taken, uncomputed - taken
+                    if not budget:
+                        break
+                if engine.caches and (left := queue.take_back(index)):
+                    filled = left * size
+                    free -= left
+                    held_tokens += filled
+                    recomputed -= filled
             tokens = bases[filling] + done[filling]
             taken = min(budget, tokens - filled)
             needed = -(-(filled + taken) // size) - -(-filled // size)
             if needed > free:  # the blocks that it was admitted for went to others
                 free += -(-filled // size)
+                queue.add(filled, size, filling)
                 held_tokens -= filled
                 recomputed += filled
                 preemptions += 1
@@ -146,6 +211,7 @@ def simulate(requests: Requests, engine: PagedEngine) -> Simulation:
                 filling, was_put_back = -1, True
                 break
             free -= needed
+            queue.take(needed)
             budget -= taken
             filled += taken
             held_tokens += taken
@@ -172,6 +238,7 @@ def simulate(requests: Requests, engine: PagedEngine) -> Simulation:
                 continue
             tokens = bases[index] + done[index] + step - started[index]
             free += -(-tokens // size)
+            queue.add(tokens, size)
             growth[(started[index] + 1 - bases[index] - done[index]) % size] -= 1
             decoding -= 1
             held_tokens -= tokens

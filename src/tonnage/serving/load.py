@@ -69,6 +69,7 @@ def serve_load(estimate: ServingEstimate, lengths: Lengths, concurrency: int | N
             block_tokens=layout.block_tokens,
             max_seqs=full.max_seqs if concurrency is None else min(full.max_seqs, concurrency),
             batched_tokens=full.max_batched_tokens,
+            caches=full.engine.name == "vllm" and not full.stated.no_prefix_caching,
             step_seconds=_UNKNOWN_STEP_SECONDS if speed is None else speed.token_seconds,
         )
         paged = simulate(requests, engine)

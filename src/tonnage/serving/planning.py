@@ -415,6 +415,7 @@ def simulated(question: Question, plan: ServePlan) -> Simulation | None:
         block_tokens=layout.block_tokens,
         max_seqs=min(estimate.settings.max_seqs, ceil(question.concurrency / plan.settings.dp)),
         batched_tokens=estimate.settings.max_batched_tokens,
+        caches=estimate.settings.engine.name == "vllm" and not plan.settings.no_prefix_caching,
         step_seconds=step,
     )
     return simulate(requests, engine)

@@ -207,8 +207,8 @@ def complete(settings: ServeSettings, network: ServedNetwork, cluster: Cluster) 
 
 
 def _first_bytes(settings: ServeSettings, cluster: Cluster) -> int:
-    """Return the memory of a GPU with a context, and with a communicator of tensor-parallel ranks and of stages."""
-    sizes = [size for size in (settings.tp, settings.pp) if size > 1]
+    """Return the memory of a GPU with a context, and a communicator of its ranks, of stages and of expert ranks."""
+    sizes = [size for size in (settings.tp, settings.pp, settings.ep) if size > 1]
     return overheads(cluster.device, sizes, gpus_per_node=cluster.gpus_per_node).bytes
 
 
