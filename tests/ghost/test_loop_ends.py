@@ -85,6 +85,15 @@ def test_a_parent_gets_the_results_of_its_children(dry_run: Any) -> None:
     assert answer.printed == ({"counts": [3, 3]},)
 
 
+def test_a_pool_gets_the_results_of_long_loops_and_the_shortage_of_one(dry_run: Any) -> None:
+    """The worker returns, so its loop was not unwound; the second network has 8 GiB of weights, and gradients."""
+    answer = dry_run("habits/ends.py", "pool", gpu="t4")
+    estimate = answered(answer)
+    assert answer.printed == ({"width": 64.0},)
+    assert not estimate.fits
+    assert estimate.oom.phase == "backward"
+
+
 def test_the_second_stage_of_a_shells_script_runs(dry_run: Any) -> None:
     """It reads what the first one saved."""
     python = f"{sys.executable} {ENDS}"

@@ -152,9 +152,8 @@ def run(
                 prepared |= rank_variables
             progress(f"running {shlex.join(started)} on {cluster.gpus_per_node} ghost {cluster.device.id}")
             ended = _run_command(started, prepared, timeout_seconds, folder)
-            return Attempt(
-                command=started, ended=ended, results=collect_results(folder), cards=cards.read(folder / _ACCOUNT)
-            )
+            results = collect_results(folder, ended)
+            return Attempt(command=started, ended=ended, results=results, cards=cards.read(folder / _ACCOUNT))
 
     made = attempt(variables)
     if _lacks_function(made):

@@ -85,7 +85,8 @@ def judge(
     if not results.traces:
         raise TrialFailed(_explain_no_trace(command, results, ended, timeout_seconds))
     notes = [_note_other_process(trace) for trace in results.others if trace.peaks.get("reserved_bytes")]
-    notes += further.notes(max(results.traces, key=lambda trace: trace.peaks.get("reserved_bytes", 0)))
+    largest = max(results.traces, key=lambda trace: trace.peaks.get("reserved_bytes", 0))
+    notes += further.notes(largest, results.unwound)
     if any(trace.outcome.get("kind") == "oom" for trace in results.traces):
         return notes
     for trace in results.traces:

@@ -52,17 +52,17 @@ def _count_steps(trace: Trace, start: int, end: int) -> int:
     return after - before
 
 
-def notes(trace: Trace) -> list[str]:
-    """Return a note for each loop of a process with several, and one on what was not run."""
+def notes(trace: Trace, unwound: Sequence[str]) -> list[str]:
+    """Return a note for each loop of a process with several, and one on the loops that had to be unwound."""
     loops = (trace.script.get("further") or {}).get("loops", [])
     found = [
         f"Loop {number} of {len(loops)} (at {loop['place']}), {pluralise(loop['steps'], 'optimizer step')}: at most "
         f"{format_size(loop['allocated_bytes'])} allocated, {format_size(loop['reserved_bytes'])} reserved."
         for number, loop in enumerate(loops, 1)
     ]
-    if place := trace.script.get("unwound"):
+    if unwound:
         found.append(
-            f"The loop at {place} has no data loader that could end and went on after its steps: it was unwound, "
+            f"The loop at {', '.join(unwound)} has no end that could be reached after its steps: it was unwound, "
             "and what the program does behind it was not run."
         )
     return found

@@ -33,18 +33,21 @@ class ProcessResults:
     """Packages that the program's own code imports and that are not installed."""
     engines: tuple[dict[str, Any], ...] = ()
     """Facts of the processes of an inference engine, the oldest first (`tonnage_recorder.engines`)."""
+    unwound: tuple[str, ...] = ()
+    """Places of loops that had to be unwound."""
     served: bool = False
     """True if an engine's server was ready for requests, by which the command was ended."""
 
 
-def collect_results(folder: Path) -> ProcessResults:
-    """Return the results in the folder of a run.
+def collect_results(folder: Path, ended: int | None = None) -> ProcessResults:
+    """Return the results in the folder of a run; `ended` is the command's exit code, if it ended by itself.
 
     Of several processes with one rank, the one that ran out of memory has the rank's trace, or else, of those that
     train, the one that needs most.
     """
+    failed = tuple(json.loads(path.read_text()) for path in _sort_by_age(folder.glob("*.failed")))
     paths = [path for path in sorted(folder.glob("*.trace")) if not path.name.endswith(_REST)]
-    loaded = {path.stem: _load_trace(path) for path in paths}
+    loaded = {path.stem: _load_trace(path, bool(ended)) for path in paths}
     by_rank: dict[int, list[Trace]] = {}
     for trace in sorted(loaded.values(), key=_sort_key):
         by_rank.setdefault(trace.rank, []).append(trace)
@@ -57,7 +60,8 @@ def collect_results(folder: Path) -> ProcessResults:
         others=tuple(trace for rank in sorted(by_rank) for trace in by_rank[rank][:-1]),
         cut_off=tuple(sorted(cut_off, key=lambda process: int(process["rank"]))),
         names={int(process): (int(each["rank"]), str(each["name"])) for process, each in started.items()},
-        failed=tuple(json.loads(path.read_text()) for path in _sort_by_age(folder.glob("*.failed"))),
+        failed=failed,
+        unwound=tuple(sorted({str(each["unwound"]) for each in started.values() if each.get("unwound")})),
         reached=(folder / "reached").exists(),
         missing=tuple(
             name for path in _sort_by_age(folder.glob("*.missing")) for name in json.loads(path.read_text())["names"]
@@ -69,11 +73,13 @@ _REST: Final = ".rest.trace"
 """Ending of the file with all of a process's trace, if its first one was written when a loop had made its steps."""
 
 
-def _load_trace(path: Path) -> Trace:
+def _load_trace(path: Path, is_failed: bool) -> Trace:
     """Return the trace of a process, with the work of the operations of one more step if it was counted.
 
-    If the process needed more after its first loop, this is the trace of all that it did.  What came after is in
-    `script`: `afterwards` has the error by which it failed, `further` the rest's loops and phases with their peaks.
+    If the command has failed (`is_failed`) and this process did nothing after memory ran out, that is why: pools and
+    sweeps catch the error and tell it elsewhere.  If the process needed more after its first loop, this is the trace
+    of all that it did.  What came after is in `script`: `afterwards` has the error by which it failed, `further` the
+    rest's loops and phases with their peaks.
     """
     trace = replace(traces.load(path), worked=operations.load(path.with_suffix(".worked")))
     rest_path = path.with_suffix(_REST)
@@ -85,8 +91,9 @@ def _load_trace(path: Path) -> Trace:
         **trace.script,
         "afterwards": failed,
         "further": further.describe(trace, rest),
-        "unwound": rest.script.get("unwound"),
     }
+    if is_failed and rest.outcome.get("kind") != "oom" and rest.script.get("shortage"):
+        rest = replace(rest, outcome=rest.script["shortage"])
     is_larger = rest.outcome.get("kind") == "oom" or (
         rest.peaks.get("reserved_bytes", 0) > trace.peaks.get("reserved_bytes", 0)
     )

@@ -1,9 +1,10 @@
 """Programs that go on behind their training loops, or have several of them.
 
-python ends.py cleans-up|sweeps|unfreezes|epochs|endless|catches-all|fails-later|evaluates|queue|second-stage
+python ends.py cleans-up|sweeps|unfreezes|epochs|endless|catches-all|fails-later|evaluates|queue|pool|second-stage
 """
 
 import atexit
+import concurrent.futures
 import json
 import os
 import sys
@@ -143,6 +144,21 @@ def queue() -> None:
     say(counts=[results.get(), results.get()])
 
 
+def fit(width: int) -> float:
+    model, optimizer = network(width)
+    for _ in range(10**6):
+        step(model, optimizer, random_rows())
+    return float(width)
+
+
+def pool() -> None:
+    """A parent that waits for what its workers return; the second network does not fit."""
+    spawning = torch.multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawning) as workers:
+        for width in workers.map(fit, (WIDTH, 2**24)):
+            say(width=width)
+
+
 def first_stage() -> None:
     model, optimizer = network()
     train(model, optimizer, loader())
@@ -158,7 +174,7 @@ def second_stage() -> None:
 WAYS: dict[str, Callable[[], None]] = {
     way.__name__.replace("_", "-"): way
     for way in (
-        *(cleans_up, sweeps, unfreezes, epochs, endless, catches_all, fails_later, evaluates, queue),
+        *(cleans_up, sweeps, unfreezes, epochs, endless, catches_all, fails_later, evaluates, queue, pool),
         *(first_stage, second_stage),
     )
 }

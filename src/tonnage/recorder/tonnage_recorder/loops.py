@@ -1,10 +1,12 @@
 """Ends the loops of a program when they have made their steps, so that the program goes on behind them.
 
-A torch DataLoader of such a loop has no more batches.  A loop without one may go on for a few seconds, since the end
-of most is near; then `LoopEnded` unwinds it, which `except Exception` does not catch.  A further loop, with another
-loader or a new optimizer, makes as many steps as the first.
+A torch DataLoader of such a loop has no more batches, and trainers are told to stop.  A loop without one may go on
+for a second, since the end of most is near.  Then its iterator has no more items (`running_loops`).  Where there is
+none, `LoopEnded` unwinds the loop, which `except Exception` does not catch.  A further loop, with another loader or a
+new optimizer, makes as many steps as the first.
 """
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from typing import Any
 from . import outcome
 from .imports import after_import
 from .marks import Marks
+from .running_loops import RunningLoops
 from .step_counter import StepCounter
 
 GRACE_SECONDS = 1.0
@@ -50,6 +53,8 @@ class Loops:
         """True when this loop has made its steps."""
         self.give_up: Callable[[], None] = lambda: None
         """Called when a loop does not end."""
+        self.on_unwind: Callable[[], None] = lambda: None
+        """Called before a loop is unwound."""
         self.complete: Callable[[], None] = lambda: None
         """Called when a further loop begins: the one before has made its steps."""
         self.end_step: Callable[[], bool] = lambda: True
@@ -60,7 +65,9 @@ class Loops:
         self._is_optimizer_new = False
         self._batches: _Batches | None = None
         self._over_since: float | None = None
-        self._unwound = 0
+        self._unwound = self._left = 0
+        self._left_at = -1
+        self._running = RunningLoops()
         self._ended: set[tuple[Any, ...]] = set()
         self._backward_passes = 0
 
@@ -68,6 +75,9 @@ class Loops:
         """Follow data loaders and trainers from now on."""
         after_import("torch.utils.data.dataloader", self._hook_loaders)
         after_import("transformers.trainer_callback", self._hook_trainer)
+        for package in ("lightning.pytorch", "pytorch_lightning"):
+            after_import(f"{package}.loops.training_epoch_loop", self._hook_lightning)
+        after_import("IPython.core.interactiveshell", _hook_notebook)
 
     def steps_here(self, steps: int) -> int:
         """Return how many of the program's steps belong to this loop."""
@@ -86,23 +96,34 @@ class Loops:
         if is_further or not self.rows:
             self._base = self._made_steps()
             self._is_optimizer_new = self.is_over = False
-            self._over_since, self._unwound = None, 0
+            self._over_since, self._unwound, self._left = None, 0, 0
             self.rows.append({"place": outcome.locate_caller(), "first_step": self._base + 1})
 
     def begin_backward(self) -> None:
         """Begin a backward pass.  Raises LoopEnded in a loop that should have ended."""
         self._backward_passes += 1
+        made_steps = self._made_steps()
+        frame = self._running.find_frame(made_steps)
         if not self.is_over or not self.end_step():
             return
         now = time.monotonic()
         self._over_since = self._over_since or now
         if now - self._over_since < GRACE_SECONDS and not self._is_distributed():
             return
+        if frame is not None and self._running.end(frame, self._left):
+            self._left, self._left_at = self._left + 1, made_steps
+        if self._left_at == made_steps:
+            return
         self.unwound = outcome.locate_caller()
+        self.on_unwind()
         self._unwound += 1
         if self._unwound > _PATIENCE:
             self.give_up()
         raise LoopEnded(0)
+
+    def count_step(self) -> None:
+        """Note that an optimizer steps."""
+        self._running.note_step()
 
     def _is_done(self) -> bool:
         """Return whether this loop has made its last wanted step, also if the next one has not begun."""
@@ -143,6 +164,29 @@ class Loops:
             return control
 
         kind.on_step_end = on_step_end
+
+    def _hook_lightning(self, module: ModuleType) -> None:
+        kind = module._TrainingEpochLoop
+        original = kind.advance
+
+        @functools.wraps(original)
+        def advance(loop: Any, *args: Any, **kwargs: Any) -> None:
+            original(loop, *args, **kwargs)
+            if self._is_done() and self.end_step():
+                loop.min_steps = loop.trainer.fit_loop.min_epochs = None
+                loop.trainer.should_stop = True
+
+        kind.advance = advance
+
+
+def _hook_notebook(module: ModuleType) -> None:
+    """Let a notebook go on behind a statement that was unwound: IPython runs one after the other by `exec`."""
+
+    def run(*args: Any) -> None:
+        with contextlib.suppress(LoopEnded):
+            exec(*args)
+
+    module.exec = run  # type: ignore[attr-defined]
 
 
 class _Batches:

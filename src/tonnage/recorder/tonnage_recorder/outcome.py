@@ -9,7 +9,7 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any
 
-_OURS = ("tonnage_recorder", "tonnage_inside")
+OURS = ("tonnage_recorder", "tonnage_inside")
 """Packages whose frames are not the program's."""
 
 
@@ -109,7 +109,7 @@ def frames(stack: Iterable[traceback.FrameSummary]) -> list[str]:
     return [
         f"{frame.filename.removeprefix(_STARTED_IN)}:{frame.lineno} {frame.name}"
         for frame in stack
-        if os.path.basename(os.path.dirname(frame.filename)) not in _OURS
+        if os.path.basename(os.path.dirname(frame.filename)) not in OURS
     ]
 
 
@@ -122,7 +122,7 @@ def locate_caller() -> str:
     frame, library = sys._getframe(1), ""
     while frame is not None:
         name = frame.f_code.co_filename
-        if os.path.basename(os.path.dirname(name)) not in (*_OURS, "values") and "/torch/" not in name:
+        if os.path.basename(os.path.dirname(name)) not in (*OURS, "values") and "/torch/" not in name:
             place = f"{name.removeprefix(_STARTED_IN)}:{frame.f_lineno}"
             if not any(part in name for part in _LIBRARIES):
                 return place

@@ -145,6 +145,7 @@ class Recording:
             "steps": self.watch.made_steps,
             "peaks": read_peaks(torch, written.fullest(torch)),
             "host_bytes": host.resident_peak_bytes(),
+            "unwound": self.watch.loops.unwound,
         }
         _write(self.folder, f"{self._process}{_PROGRESS}", document)
 
@@ -177,6 +178,7 @@ class Recording:
                 "loops": list(watch.loops.rows),
                 "complete": self._is_complete,
                 "unwound": watch.loops.unwound,
+                "shortage": watch.shortage_outcome(),
             }
         with contextlib.suppress(FileNotFoundError):  # tonnage has given up and removed the folder
             # Who catches a shortage after the wanted steps has made them.

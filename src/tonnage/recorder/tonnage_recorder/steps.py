@@ -63,6 +63,7 @@ class Steps:
     def count(self, optimizer: Any) -> None:
         """Count the step of an optimizer."""
         self.add()
+        self.loops.count_step()
         self._note_stream()
         self.optimizers.count(optimizer)
 

@@ -72,6 +72,7 @@ def _start(torch: ModuleType, script: Script, environment: dict[str, str], hub: 
     watch.on_stop = recorded.stop
     watch.on_end = watch.loops.give_up = recorded.end
     watch.loops.complete, watch.loops.end_step = recorded.complete, recorded.end_step
+    watch.loops.on_unwind = recorded.note
     watch.follow_script()
     watch.script = script
     watch.start()
