@@ -43,8 +43,13 @@ PLANS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "ddp on two": ("2xa100-40gb", {"shard": "ddp"}, {}),
     "zero3 on two": ("2xa100-40gb", {"shard": "zero3", "checkpointing": "full"}, {}),
     "tp on two": ("2xa100-40gb", {"tp": 2}, {}),
+    "pp on two": ("2xa100-40gb", {"pp": 2}, {"grad_accum": 4}),
+    "ep on two": ("2xa100-40gb", {"ep": 2, "shard": "zero3"}, {}),
 }
 """Card, options of the plan and of the job."""
+
+EXPERTS: Final = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+"""Fields of the network under plans that divide experts."""
 
 FIELDS: Final = ("allocated_bytes", "reserved_bytes", "process_bytes", "by_category", "phases")
 
@@ -71,7 +76,7 @@ def main() -> int:
 def answers(gpu: str, plan: dict[str, Any], job: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the JSON documents of the estimate and of the dry-run."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(CONFIG))
+        (Path(folder) / "config.json").write_text(json.dumps({**CONFIG, **(EXPERTS if "ep" in plan else {})}))
         (Path(folder) / "data.txt").write_text(
             "All the world's a stage, and all the men and women merely players. " * 400
         )

@@ -35,8 +35,8 @@ class Case:
     """The GPUs, one per rank."""
     assumed: tuple[str, ...] = ()
     """Assumptions for what the user left out, a sentence each."""
-    has_peers: bool = False
-    """True if the other ranks are processes that answer; an estimate on the CPU runs one rank alone."""
+    is_carried_out: bool = False
+    """True if real ranks train; an estimate on the CPU is one rank alone, without memory."""
 
     @cached_property
     def mesh(self) -> Mesh:

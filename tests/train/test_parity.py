@@ -30,6 +30,7 @@ PLANS: dict[str, tuple[dict[str, Any], float]] = {
     "bf16-mixed": ({"precision": "bf16-mixed"}, EXACT),
     "fp16-mixed, clipped": ({"precision": "fp16-mixed", "clip_grad_norm": 0.5}, EXACT),
     "bf16-true": ({"precision": "bf16-true"}, EXACT),
+    "fp8": ({"precision": "fp8"}, EXACT),
     **{
         f"checkpointing {kind}": ({"checkpointing": kind}, EXACT)
         for kind in (
@@ -121,8 +122,12 @@ def by_hand(plan: Plan, micro_batches: int) -> tuple[list[float], dict[str, torc
     """Return losses and weights of the same training, written as people write it."""
     model = network(torch.bfloat16 if plan.precision == "bf16-true" else torch.float32)
     model.config.use_cache = False
+    if plan.precision == "fp8":
+        from torchao.float8 import convert_to_float8_training
+
+        convert_to_float8_training(model.model)
     optimizers = optimizers_of(plan, model)
-    dtype = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}.get(plan.precision)
+    dtype = {"bf16-mixed": torch.bfloat16, "fp8": torch.bfloat16, "fp16-mixed": torch.float16}.get(plan.precision)
     scaler = torch.amp.GradScaler("cpu", enabled=dtype is torch.float16)
     losses = []
     for step in batches(STEPS, micro_batches):
@@ -147,6 +152,8 @@ def by_hand(plan: Plan, micro_batches: int) -> tuple[list[float], dict[str, torc
 @pytest.mark.parametrize("name", PLANS)
 def test_equals_plain_pytorch(name: str) -> None:
     choices, tolerance = PLANS[name]
+    if choices.get("precision") == "fp8":
+        pytest.importorskip("torchao")
     plan = Plan(**{"precision": "fp32", **choices})
     micro_batches = 1 if plan.optimizer_in_backward else 2
     losses, weights = by_hand(plan, micro_batches)

@@ -38,6 +38,9 @@ OF_TWO: dict[str, tuple[dict[str, Any], str]] = {
     "tp adapters whole sequences": ({"tp": 2, "sequence_parallel": "off"}, "lora"),
     "fp16": ({"shard": "zero3", "precision": "fp16-mixed", "clip_grad_norm": 1.0}, "full"),
     "experts": ({"shard": "zero3", "ep": 2, "clip_grad_norm": 0.3, "checkpointing": "full"}, "full"),
+    "stages": ({"pp": 2, "clip_grad_norm": 0.3, "checkpointing": "full"}, "full"),
+    "stages interleaved": ({"pp": 2, "pp_schedule": "interleaved", "pp_stages": 2, "clip_grad_norm": 0.3}, "full"),
+    "stages adapters": ({"pp": 2, "pp_schedule": "gpipe", "loss": "chunked"}, "lora"),
 }
 """Plan and method of each case; FSDP2 sums gradients in another order than one process, which fp32 shows at 1e-7."""
 
@@ -49,6 +52,8 @@ OF_FOUR: dict[str, tuple[dict[str, Any], str]] = {
     "experts of pairs": ({"shard": "zero3", "ep": 2, "clip_grad_norm": 0.3}, "full"),
     "experts cut": ({"shard": "zero3", "ep": 2}, "full"),
     "experts hsdp": ({"shard": "hsdp", "ep": 2}, "full"),
+    "stages zero3": ({"pp": 2, "shard": "zero3", "clip_grad_norm": 0.3}, "full"),
+    "stages tp": ({"pp": 2, "tp": 2, "clip_grad_norm": 0.3}, "full"),
     "experts tp": ({"shard": "zero3", "ep": 2, "tp": 2, "clip_grad_norm": 0.3}, "full"),
 }
 CASES = {2: OF_TWO, 4: OF_FOUR}
@@ -67,7 +72,7 @@ def made(name: str) -> Any:
     """Return the network of a case; two experts on two ranks of four are each cut in two."""
     if name.startswith("experts"):
         return network_of_experts(2 if name == "experts cut" else 4)
-    return network(tie_word_embeddings=True)
+    return network(tie_word_embeddings=True, num_hidden_layers=4 if name.startswith("stages") else 3)
 
 
 def trained(
@@ -81,14 +86,15 @@ def trained(
         torch.manual_seed(3)
         model = get_peft_model(model, LoraConfig(r=4, target_modules=PROJECTIONS))
     plan = Plan(**{"precision": "fp32", "optimizer": "sgd", **choices})
-    trainable = tonnage.apply(plan, model, RATE)
-    each = MICRO_BATCHES // (world // plan.tp)
-    mine = [step[rank // plan.tp * each :][:each] for step in steps()]
+    replicas = world // (plan.tp * plan.pp)
+    each = MICRO_BATCHES // replicas
+    trainable = tonnage.apply(plan, model, RATE, job=Job(grad_accum=each))
+    mine = [step[rank // plan.tp % replicas * each :][:each] for step in steps()]
     results = [trainable.step(step) for step in mine]
     evaluation = trainable.evaluate(mine[0])
     effects = trainable.took_effect()
     assert all(effect.took_effect for effect in effects), effects
-    assert {option for option in ("tp", "ep", "shard") if option in choices} <= {effect.option for effect in effects}
+    assert choices.keys() & {"tp", "ep", "pp", "shard"} <= {effect.option for effect in effects}
     with tempfile.TemporaryDirectory() as folder:
         trainable.save_pretrained(folder)  # the ranks save together
         assert (Path(folder) / ("adapter_config.json" if method == "lora" else "config.json")).is_file() or rank

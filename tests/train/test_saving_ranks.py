@@ -39,24 +39,28 @@ PLANS: dict[str, dict[str, Any]] = {
     "tp": {"tp": 2, "shard": "ddp"},
     "tp zero3": {"tp": 2, "shard": "zero3"},
     "experts": {"shard": "zero3", "ep": 2},
+    "stages": {"pp": 2, "shard": "zero1"},
 }
 
 
 def started(name: str) -> Any:
-    choices = PLANS[name] if dist.is_initialized() and dist.get_world_size() > 1 else {**PLANS[name], "ep": 1}
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    choices = {option: min(value, ranks) if value == 2 else value for option, value in PLANS[name].items()}
     plan = Plan(**{"precision": "fp32", "optimizer": "adamw", **choices})
     dtype = torch.bfloat16 if plan.precision == "megatron-bf16" else torch.float32
     model = network_of_experts() if name == "experts" else network(dtype)
     torch.manual_seed(3)
-    job = Job(method="lora" if name == "adapters" else "full", lora_rank=4)
+    each = 1 if plan.optimizer_in_backward else MICRO_BATCHES * plan.tp * plan.pp // ranks
+    job = Job(method="lora" if name == "adapters" else "full", lora_rank=4, grad_accum=each)
     return tonnage.apply(plan, model, {"lr": 1e-3}, job=job)
 
 
 def losses(trainable: Any, steps: range) -> list[float]:
     world = trainable.ready.step.world
-    shared = trainable.ready.step.plan.tp
-    each = MICRO_BATCHES * shared // world.size
-    mine = [step[world.rank // shared * each :][:each] for step in batches(STEPS, MICRO_BATCHES)]
+    plan = trainable.ready.step.plan
+    replicas = world.size // (plan.tp * plan.pp)
+    each = MICRO_BATCHES // replicas
+    mine = [step[world.rank // plan.tp % replicas * each :][:each] for step in batches(STEPS, MICRO_BATCHES)]
     if trainable.ready.step.plan.optimizer_in_backward:
         mine = [[{key: torch.cat([batch[key] for batch in step]) for key in step[0]}] for step in mine]
     return [trainable.step(mine[index]).loss for index in steps]
@@ -70,14 +74,13 @@ def content(folder: Path) -> dict[str, torch.Tensor]:
     return {key: tensor for key, tensor in found.items() if not key.startswith("random.")}
 
 
-DIVIDED = ("zero1", "zero3", "muon", "megatron zero1", "tp zero3", "experts")
+DIVIDED = ("zero1", "zero3", "muon", "megatron zero1", "tp zero3", "experts", "stages")
 """Plans that other numbers of ranks divide otherwise, one of each kind."""
 
 
 def possible(world: int, saved_by: int | None = None) -> list[str]:
     """Return the plans that so many ranks train, or resume from what others saved."""
-    names = PLANS if saved_by in (None, world) else DIVIDED
-    return [name for name in names if PLANS[name].get("tp", 1) <= min(world, saved_by or world)]
+    return [*(PLANS if saved_by in (None, world) else DIVIDED)]
 
 
 def save_main(rank: int, world: int, folder: str) -> None:

@@ -7,7 +7,8 @@ are given beforehand, so that a rank can run although no other rank answers.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +45,8 @@ class Stage(nn.Module):  # type: ignore[misc]
         """Ranks that shard hidden states along the sequence (sequence parallelism); None: they are replicated."""
         self.around: Any = nullcontext
         """Context around the forward alone: autocast."""
-        self.loss_parts = 1
-        """Micro-batches over which the loss is averaged."""
+        self.divisors: Iterator[float] = itertools.repeat(1.0)
+        """Number by which the loss of each of the next micro-batches is divided."""
 
     @property
     def is_first(self) -> bool:
@@ -71,7 +72,7 @@ class Stage(nn.Module):  # type: ignore[misc]
         with self.around():
             inputs = {**inputs, name: given if self.is_first else self._as_dtensor(given)}
             if self.is_last:
-                return models.loss_of(self.network(**inputs)) / self.loss_parts
+                return models.loss_of(self.network(**inputs)) / next(self.divisors)
             base: Any = self.network
             return self._as_local(base.base_model(**inputs)[0])
 
@@ -150,27 +151,35 @@ class Pipeline:
 
     def __init__(self) -> None:
         self._schedule: Any = None
+        self._shape: tuple[int, ...] = ()  # for which the schedule is: micro-batches, their rows and tokens
         self._end_stages: Any = None
 
     def __call__(self, ready: ReadyStep, batches: Sequence[Batch], divisors: Sequence[float]) -> None:
         """Run forward and backward of every micro-batch in the order of the plan's schedule.
 
-        It cuts one tensor into micro-batches, each of which has the same share of the loss.
+        It cuts one tensor into micro-batches, all of one shape.
         """
         stages = _stages(ready.model)
         batch = ready.to_device(_join(batches))
+        losses: list[torch.Tensor] | None = [] if ready.observers else None
         with ready.around(), ready.step.on_batch(batch) as inputs:
-            if self._schedule is None:
-                self._schedule = _schedule(ready, inputs["input_ids"])
+            shape = (len(divisors), *inputs["input_ids"].shape)
+            if self._shape != shape:
+                self._schedule, self._shape = _schedule(ready, inputs["input_ids"], len(divisors)), shape
+            for stage in stages:
+                stage.divisors = iter(divisors)
             others = {name: value for name, value in inputs.items() if name not in _END_STAGE_INPUTS}
             given = (inputs["input_ids"],) if any(stage.is_first for stage in stages) else ()
             if any(stage.is_last for stage in stages):
                 others |= {name: inputs[name] for name in _LAST_STAGE_INPUTS if name in inputs} | {
-                    "target": inputs["labels"]
+                    "target": inputs.get("labels", inputs.get("shift_labels"))
                 }
             if "num_items_in_batch" in others:  # counted over all micro-batches, but the loss is that of one
-                others["num_items_in_batch"] /= ready.step.job.grad_accum
-            self._schedule.step(*given, **others, **_options_without_outputs(self._schedule))
+                others["num_items_in_batch"] /= len(divisors)
+            self._schedule.step(*given, losses=losses, **others, **_options_without_outputs(self._schedule))
+        for loss in losses or ():
+            for observer in ready.observers:
+                observer.see_loss(loss)
         if stages[0].tied:
             self._add_up_copies(ready, stages)
 
@@ -230,17 +239,46 @@ def _stages(model: nn.Module) -> list[Stage]:
     return [module for module in model.modules() if isinstance(module, Stage)]
 
 
-def _schedule(ready: ReadyStep, whole_ids: torch.Tensor) -> Any:
+def evaluate(ready: ReadyStep, batch: Batch) -> torch.Tensor | None:
+    """Return the loss of a batch of any size, which passes through the stages; None where another rank has it.
+
+    All ranks must call it with their replica's batch, inside `events.inference`.
+    """
+    group = ready.step.world.group("pp")
+    own, ranks = dist.get_rank(group), dist.get_world_size(group)
+    inputs = ready.to_device(batch)
+    others = {name: value for name, value in inputs.items() if name not in _END_STAGE_INPUTS}
+    at_end = {name: value for name, value in inputs.items() if name in _LAST_STAGE_INPUTS}
+    for module, stage in zip(_wrapped(ready.model), _stages(ready.model), strict=True):
+        stage.divisors = itertools.repeat(1.0)
+        given = inputs["input_ids"]
+        if not stage.is_first:
+            like = _hidden_states_like(ready, stage, given.to("meta"))
+            given = torch.empty_like(like, device=ready.step.world.device, requires_grad=False)
+            dist.recv(given, group=group, group_src=(own - 1) % ranks)
+        output: torch.Tensor = module(given, **others, **(at_end if stage.is_last else {}))
+        if stage.is_last:
+            return output
+        dist.send(output.contiguous(), group=group, group_dst=(own + 1) % ranks)
+    return None
+
+
+def _wrapped(model: nn.Module) -> list[nn.Module]:
+    """Return this rank's stages with their wrappers."""
+    return list(model.children()) if isinstance(model, Parts) else [model]
+
+
+def _schedule(ready: ReadyStep, whole_ids: torch.Tensor, count: int) -> Any:
+    """Return torch's schedule of `count` micro-batches of these token ids."""
     from torch.distributed import pipelining
 
-    plan, job, world = ready.step.plan, ready.step.job, ready.step.world
-    wrapped = list(ready.model.children()) if isinstance(ready.model, Parts) else [ready.model]
+    plan, world = ready.step.plan, ready.step.world
     stages = _stages(ready.model)
-    ids = whole_ids[: job.micro_batch].to("meta")
+    ids = whole_ids[: len(whole_ids) // count].to("meta")
     hidden = _hidden_states_like(ready, stages[0], ids)
     made = []
-    for module, stage in zip(wrapped, stages, strict=True):
-        stage.around, stage.loss_parts = ready.autocast, job.grad_accum
+    for module, stage in zip(_wrapped(ready.model), stages, strict=True):
+        stage.around = ready.autocast
         made.append(
             pipelining.PipelineStage(
                 module,
@@ -252,7 +290,7 @@ def _schedule(ready: ReadyStep, whole_ids: torch.Tensor) -> Any:
                 group=world.group("pp"),
             )
         )
-    options: dict[str, Any] = {"n_microbatches": job.grad_accum, "loss_fn": _return_loss, "scale_grads": False}
+    options: dict[str, Any] = {"n_microbatches": count, "loss_fn": _return_loss, "scale_grads": False}
     if plan.pp_schedule == "interleaved":
         several = pipelining.ScheduleInterleaved1F1B
         return several(made, **options, **_options_to_sum_outputs(several))

@@ -58,7 +58,7 @@ def _plain_network(step: Step) -> nn.Module:
     """Return the network; if it is divided or sharded it gets its memory afterwards."""
     late = step.shards_parameters or bool(step.divide)
     if step.given is not None:
-        network = step.given.take(step.world.device, without_memory=late)
+        network = step.given.take(step.world.device, without_memory=late, copied=step.plan.pp > 1)
     else:
         device = torch.device("meta") if late else step.world.device
         network = models.build(step.job.model, dtype=step.weights_dtype, attention=step.attention, device=device)

@@ -51,7 +51,7 @@ def dealt_out(case: Case) -> Refusal | None:
         return _refuse(plan, f"adapters on divided experts are not built, and the method is {job.method}")
     if job.generate is not None:
         return _refuse(plan, "it is not built for generate")
-    if case.cluster.device.id == CPU and not case.has_peers:
+    if case.cluster.device.id == CPU and not case.is_carried_out:
         return _refuse(plan, "the exchange of tokens is not imitated on the CPU", "choose a GPU")
     experts = experts_of(job)
     if experts is not None and experts % plan.ep:

@@ -9,6 +9,7 @@ fast and fuses the casts away; compiled, the temporaries are smaller.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from tonnage.case import Case
+    from tonnage.step.given import GivenNetwork
     from tonnage.step.step import Step
 
 CAPABILITY: Final = (8, 9)
@@ -28,8 +30,12 @@ MULTIPLE: Final = 16
 
 def accepts(case: Case) -> Refusal | None:
     """Refuse GPUs without float8 products, frozen weights, and a missing torchao."""
+    from tonnage.cluster import CPU
+
     cluster = case.cluster
-    if cluster.device.capability < CAPABILITY:
+    if cluster.device.id == CPU and not case.is_carried_out:
+        return _refuse("the memory of its products on the CPU is not known", "bf16-mixed")
+    if cluster.device.id != CPU and cluster.device.capability < CAPABILITY:
         capability = ".".join(map(str, cluster.device.capability))
         other = "fp16-mixed" if cluster.device.without_bf16 else "bf16-mixed"
         return _refuse(f"it needs compute capability 8.9, and {cluster.device.id} has {capability}", other)
@@ -49,20 +55,30 @@ def apply(step: Step) -> Step:
     """Autocast to bf16 over fp32 weights, and replace linear layers by float8 ones."""
     import torch
 
-    return replace(step, autocast_dtype=torch.bfloat16, changes=(*step.changes, _convert))
+    convert = partial(_convert, given=step.given)
+    return replace(step, autocast_dtype=torch.bfloat16, changes=(*step.changes, convert))
 
 
-def _convert(module: nn.Module) -> nn.Module:
+def _convert(module: nn.Module, given: GivenNetwork | None) -> nn.Module:
     from torchao.float8 import convert_to_float8_training
 
     head = _head(module)
+    before = dict(module.named_modules())
 
     def is_convertible(layer: nn.Module, name: str) -> bool:
         sides = (layer.in_features, layer.out_features)
         return layer is not head and all(side % MULTIPLE == 0 for side in sides)  # type: ignore[operator]
 
     converted: nn.Module = convert_to_float8_training(module, module_filter_fn=is_convertible)
+    if given is not None:
+        for name, layer in converted.named_modules():
+            given.note_replaced(before[name], layer)
     return converted
+
+
+def count_layers(module: nn.Module) -> int:
+    """Return the number of layers that compute in float8."""
+    return sum(type(part).__name__ == "Float8Linear" for part in module.modules())
 
 
 def _head(module: nn.Module) -> nn.Module | None:

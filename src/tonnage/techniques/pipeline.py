@@ -46,9 +46,9 @@ def accepts(case: Case) -> Refusal | None:
         )
     if job.model.kind == "factory":
         return _refuse(plan, "where a factory's network is cut is not known", "choose pp 1")
-    if case.cluster.device.id == CPU and not case.has_peers:
+    if case.cluster.device.id == CPU and not case.is_carried_out:
         return _refuse(plan, "the exchange between stages is not imitated on the CPU", "choose a GPU")
-    return _check_layers(job, plan) or _check_micro_batches(job, plan)
+    return _check_layers(job, plan) or check_micro_batches(plan, job.grad_accum)
 
 
 def _refuse(plan: Plan, reason: str, instead: str) -> Refusal:
@@ -71,8 +71,8 @@ def _check_layers(job: Job, plan: Plan) -> Refusal | None:
     return None
 
 
-def _check_micro_batches(job: Job, plan: Plan) -> Refusal | None:
-    count = job.grad_accum
+def check_micro_batches(plan: Plan, count: int) -> Refusal | None:
+    """Refuse numbers of micro-batches that the schedule cannot run."""
     if plan.pp_schedule == "1f1b" and count < plan.pp:
         return _refuse(
             plan,

@@ -14,7 +14,7 @@ import pickle
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path, PurePath
@@ -42,7 +42,10 @@ _PARTIAL: Final = ".partial"
 _MOST_MANIFEST_BYTES: Final = 1 << 28
 _READ_BYTES: Final = 1 << 24
 
-MAY_DIFFER: Final = ("shard", "ep", "param_offload", "micro_batch", "grad_accum")
+MAY_DIFFER: Final = (
+    *("shard", "tp", "sequence_parallel", "ep", "pp", "pp_schedule", "pp_stages"),
+    *("param_offload", "micro_batch", "grad_accum"),
+)
 """Options under which the same states are divided otherwise, or the same batches."""
 
 _BESIDE_STEPS: Final = ("eval_batch", "eval_logits", "generate", "resume", "save_checkpoint")
@@ -108,6 +111,9 @@ def resume(ready: ReadyStep, folder: Path) -> dict[str, Any]:
     With as many ranks as it was saved by, training goes on bit for bit; with others random states are those of the
     new processes.  Raises UsageError if it was saved under another plan, and UnreadableFile if it is not whole.
     """
+    names = {*states.weights(ready)}
+    if ready.step.world.axes.pp > 1:
+        names.update(*_gather(sorted(names)))
     with _together(ready, UnreadableFile, f"{folder} cannot be read"):
         manifest = read_manifest(folder)
         _check_same(ready, manifest)
@@ -121,7 +127,7 @@ def resume(ready: ReadyStep, folder: Path) -> dict[str, Any]:
             content |= {
                 key: torch.empty(size, dtype=dtype) for key, (size, dtype) in sizes.items() if key.startswith(own)
             }
-        _check_same_network(folder, content, sizes)
+        _check_same_network(folder, content, sizes, names)
     with _together(ready, UnreadableFile, f"{folder} cannot be read"), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.load(content, storage_reader=reader)
@@ -304,16 +310,22 @@ def _check_same(ready: ReadyStep, manifest: Mapping[str, Any]) -> None:
 
 
 def _check_same_network(
-    folder: Path, content: Mapping[str, torch.Tensor], sizes: Mapping[str, tuple[torch.Size, torch.dtype]]
+    folder: Path,
+    content: Mapping[str, torch.Tensor],
+    sizes: Mapping[str, tuple[torch.Size, torch.dtype]],
+    names: Set[str],
 ) -> None:
-    """Raise UsageError if the checkpoint has other weights than the network, or of other sizes."""
+    """Raise UsageError if the checkpoint has other weights than the network, or of other sizes.
+
+    `content` is what this rank loads, `names` are the weights of all stages of a pipeline.
+    """
     for name, tensor in content.items():
         now, saved = tuple(tensor.size()), tuple(sizes[name][0]) if name in sizes else None
         if now != saved:
             what = "it lacks" if saved is None else f"it has {saved} and not {now} as the size of"
             raise UsageError(f"{folder} is a checkpoint of another network: {what} {name}.")
     for name in sizes:
-        if name.startswith("weights.") and name not in content:
+        if name.startswith("weights.") and name not in names:
             raise UsageError(f"{folder} is a checkpoint of another network: here is no {name}.")
 
 

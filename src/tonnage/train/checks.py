@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
@@ -18,11 +18,10 @@ from tonnage.errors import CannotEstimate, UsageError
 from tonnage.mesh import SHARDING
 from tonnage.options import is_number
 from tonnage.plans import Plan
-from tonnage.techniques import qlora, refusals
+from tonnage.techniques import pipeline, qlora, refusals
 from tonnage.techniques.optimizers import accepted_names
 from tonnage.techniques.precision import dtype
 from tonnage.techniques.technique import first_of
-from tonnage.trainers import engines_with_setting
 from tonnage.units import pluralise
 
 if TYPE_CHECKING:
@@ -39,14 +38,6 @@ _PAIRS: Final = ("betas",)
 
 def check_supported(job: Job, plan: Plan) -> None:
     """Raise UsageError for a plan that an estimate knows and `apply` does not carry out."""
-    refused = (
-        ("pp", plan.pp > 1, "tp, or shard zero3"),
-        ("precision", plan.precision == "fp8", "precision bf16-mixed"),
-        ("param_offload", plan.param_offload == "nvme", "param-offload cpu"),
-    )
-    for option, is_refused, instead in refused:
-        if is_refused:
-            raise UsageError(_describe_unbuilt(plan, option, instead))
     if plan.engine != "tonnage":
         raise UsageError(
             f"The plan is for the engine {plan.engine}, which runs a loop of its own; export it "
@@ -59,18 +50,9 @@ def check_supported(job: Job, plan: Plan) -> None:
         )
 
 
-def _describe_unbuilt(plan: Plan, option: str, instead: str) -> str:
-    """Return what to do about an option that is estimated and not carried out here."""
-    value = getattr(plan, option)
-    engines = engines_with_setting(option, value, getattr(Plan(), option))
-    others = " or ".join(name for name in engines if name != "tonnage")
-    elsewhere = f", or plan for an engine that does (--engine {others}) and export it" if others else ""
-    return f"tonnage.apply does not carry out {option.replace('_', '-')} {value} yet; choose {instead}{elsewhere}."
-
-
 def check_techniques(job: Job, plan: Plan, cluster: Cluster) -> None:
     """Raise UsageError with the first reason why the plan cannot be carried out."""
-    refusal = first_of(refusals(Case(job, plan, cluster, has_peers=True)))
+    refusal = first_of(refusals(Case(job, plan, cluster, is_carried_out=True)))
     if refusal is not None:
         raise UsageError(str(refusal))
 
@@ -87,14 +69,14 @@ def count_ranks(plan: Plan, gpus: int | None) -> int:
     if gpus is not None and gpus != ranks:
         here = f"the process group has {pluralise(ranks, 'rank')}" if is_started else "this is a single process"
         raise UsageError(f"The plan is for {pluralise(gpus, 'GPU')}, and {here}; {start}, or plan for {ranks}.")
-    degrees = [f"{name} {getattr(plan, name)}" for name in ("tp", "cp") if getattr(plan, name) > 1]
+    degrees = [f"{name} {getattr(plan, name)}" for name in ("tp", "cp", "pp") if getattr(plan, name) > 1]
     shared = f"shard {plan.shard}" if plan.shard != "none" and plan.param_offload == "none" else "".join(degrees[:1])
     if shared and not is_started:
         raise UsageError(
             f"{shared} shares work among processes, and this one was started without torchrun; {start}, or "
-            f"choose {'tp 1 or cp 1' if shared in degrees else 'shard none'}."
+            f"choose {shared.partition(' ')[0] + ' 1' if shared in degrees else 'shard none'}."
         )
-    if plan.shard == "none" and ranks > plan.tp:
+    if plan.shard == "none" and ranks > plan.tp * plan.pp:
         raise UsageError(
             f"shard is none, and {ranks} ranks would train copies that never exchange gradients; choose shard ddp or "
             "zero3."
@@ -179,13 +161,30 @@ def check_network(network: object) -> None:
 
 def check_adapters(job: Job, plan: Plan, network: nn.Module) -> None:
     """Raise UsageError for adapters that each rank would make with values of its own."""
-    is_alone = plan.tp > 1 or (plan.shard == "hsdp" and job.method == "qlora")
+    is_alone = plan.tp > 1 or plan.pp > 1 or (plan.shard == "hsdp" and job.method == "qlora")
     if job.method != "full" and is_alone and adapted(network) is None:
-        how = f"tp {plan.tp}" if plan.tp > 1 else f"shard {plan.shard}"
+        degrees = [f"{name} {getattr(plan, name)}" for name in ("tp", "pp") if getattr(plan, name) > 1]
+        how = degrees[0] if degrees else f"shard {plan.shard}"
         raise UsageError(
             f"Under {how} ranks share adapters, and the network has none yet; give what peft.get_peft_model returns, "
             "made with the same seed on all ranks."
         )
+
+
+def check_micro_batches(plan: Plan, batches: Sequence[Mapping[str, Any]]) -> None:
+    """Raise UsageError for micro-batches that cannot go through a pipeline together."""
+    refusal = pipeline.check_micro_batches(plan, len(batches))
+    if refusal is not None:
+        raise UsageError(str(refusal))
+    shapes = [{name: (tuple(tensor.shape), tensor.dtype) for name, tensor in batch.items()} for batch in batches]
+    other = next((shape for shape in shapes if shape != shapes[0]), None)
+    if other is not None:
+        raise UsageError(
+            f"pp {plan.pp}: all micro-batches of a step have one shape, and these have {shapes[0]} and {other}; pad "
+            "them to one length."
+        )
+    if not {"labels", "shift_labels"} & shapes[0].keys():
+        raise UsageError(f"pp {plan.pp}: the last stage computes the loss, and the micro-batches have no labels.")
 
 
 def check_trained(network: nn.Module) -> None:

@@ -18,8 +18,18 @@ from torch.utils.checkpoint import checkpoint
 from tonnage.catalog.optimizers import find_optimizer
 from tonnage.mesh import SHARDING
 from tonnage.step import model as models
+from tonnage.step.stages import Stage
 from tonnage.step.step import trainable
-from tonnage.techniques import activation_offload, budget, chunked_loss, fused_loss, qlora, sqrt_checkpointing
+from tonnage.techniques import (
+    activation_offload,
+    budget,
+    chunked_loss,
+    fp8,
+    fused_loss,
+    pipeline,
+    qlora,
+    sqrt_checkpointing,
+)
 from tonnage.techniques.attention import NETWORKS_OWN
 from tonnage.techniques.precision import DTYPE_NAMES
 from tonnage.train.states import list_inside
@@ -64,6 +74,7 @@ def look(ready: ReadyStep, options: Sequence[str] | None = None) -> tuple[Effect
         "compile": _look_for_compiled,
         "tp": partial(_look_at_divided, axis="tp"),
         "ep": partial(_look_at_divided, axis="ep"),
+        "pp": _look_at_stages,
         "shard": _look_at_shards,
         "param_offload": _look_at_rest,
     }
@@ -95,10 +106,13 @@ def _look_at_dtypes(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
             group = module._get_fsdp_state()._fsdp_param_group
             computed = (group and group.mp_policy.param_dtype) or computed
     found = ", ".join(f"{_name(dtype)} {count:,}" for dtype, count in weights.most_common())
-    scaled = ", loss scaled" if ready.scaler is not None else ""
+    float8 = fp8.count_layers(ready.model)
+    parts = [f"weights {found}; computed in {_name(computed)}"]
+    parts += ["loss scaled"] if ready.scaler is not None else []
+    parts += [f"{float8} linear layers in float8"] if float8 else []
     holds = _name(computed) == plan.compute_dtype and (ready.scaler is not None) == (plan.precision == "fp16-mixed")
     is_made = most == ready.step.weights_dtype or ready.step.job.method == "qlora"
-    return f"weights {found}; computed in {_name(computed)}{scaled}", holds and is_made
+    return ", ".join(parts), holds and is_made and (float8 > 0) == (plan.precision == "fp8")
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -228,6 +242,14 @@ def _look_at_divided(ready: ReadyStep, plan: Plan, axis: str) -> tuple[str, bool
         f"{len(divided)} of {len(parameters)} parameters are divided among {', '.join(map(str, ranks)) or 'no'} ranks"
     )
     return found, ranks == {getattr(plan, axis)}
+
+
+def _look_at_stages(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
+    own = [module for module in ready.model.modules() if isinstance(module, Stage)]
+    numbers = ", ".join(f"{stage.index + 1} with {len(models.layers(stage))} layers" for stage in own)
+    counts = {stage.count for stage in own}
+    found = f"of {', '.join(map(str, counts)) or 'no'} stages this rank has {numbers}"
+    return found, counts == {pipeline.stages(plan)}
 
 
 def _is_divided(layout: DTensor, axis: str) -> bool:

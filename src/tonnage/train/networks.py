@@ -118,7 +118,7 @@ def build(source: Source, job: Job, plan: Plan, seed: int) -> Any:
             network = AutoModelForCausalLM.from_pretrained(
                 source.folder, config=config, dtype=weights_dtype, local_files_only=True, **quantized
             )
-            return _adapt(network, job) if job.method == "lora" and plan.tp > 1 else network
+            return _adapt(network, job) if job.method == "lora" and max(plan.tp, plan.pp) > 1 else network
         return AutoModelForCausalLM.from_config(config, dtype=weights_dtype)
     except (ValueError, OSError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]

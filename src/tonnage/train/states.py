@@ -78,7 +78,8 @@ class Range(torch.Tensor):  # type: ignore[misc]
 def parameter_names(ready: ReadyStep) -> dict[int, str]:
     """Return the name of each parameter in the network without DDP's wrapper, by id; a tied one has its first."""
     names: dict[int, str] = {}
-    for name, parameter in ready.model.named_parameters():
+    of_stage = None if ready.step.given is None else ready.step.given.named()
+    for name, parameter in of_stage or ready.model.named_parameters():
         names.setdefault(id(parameter), _without_wrapper(name))
     return names
 
@@ -86,7 +87,8 @@ def parameter_names(ready: ReadyStep) -> dict[int, str]:
 def weights(ready: ReadyStep) -> dict[str, torch.Tensor]:
     """Return the trained parameters by `weights.NAME`; if all are trained, every parameter and saved buffer."""
     whole = ready.step.job.method == "full"
-    saved = ready.model.state_dict(keep_vars=True).items()
+    of_stage = None if ready.step.given is None else ready.step.given.named()
+    saved = of_stage or ready.model.state_dict(keep_vars=True).items()
     taken = {id(parameter) for parameter in ready.model.parameters() if whole or parameter.requires_grad}
     once = {id(tensor): name for name, tensor in reversed(saved) if isinstance(tensor, torch.Tensor)}
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from tonnage.errors import UnwritableFile, UsageError
-from tonnage.step import events
+from tonnage.step import events, stages
 from tonnage.step import model as models
-from tonnage.step.given import gather, reshard
+from tonnage.step.given import gather
 from tonnage.train import checkpoints, checks, effects, labels
 
 if TYPE_CHECKING:
@@ -123,6 +123,8 @@ class Trainable:
                 f"The step has {len(batches)} micro-batches, and optimizer-in-backward updates the weights in each; "
                 "give it one."
             )
+        if self._stages is not None:
+            checks.check_micro_batches(ready.step.plan, batches)
         counts = [self._count(batch) for batch in batches]
         total = int(self._sum(sum(counts)))
         rate = float(ready.optimizer.param_groups[0]["lr"])
@@ -168,6 +170,8 @@ class Trainable:
         """
         ready = self.ready
         labels.check([batch])
+        if self._stages is not None:
+            raise UsageError("In a pipeline the micro-batches of a step run together; call step(batches).")
         numbers = _Numbers()
         divisor = 1 / weight if weight and self._count(batch) else math.inf
         local = nullcontext() if last or ready.step.plan.accum_sync else ready.step.gradients_stay_local(ready.model)
@@ -208,13 +212,20 @@ class Trainable:
         with events.inference(ready):
             for batch in batches:
                 count = self._count(batch)
-                inputs = ready.to_device(labels.with_a_label(batch, shifts=self._shifts))
-                loss = models.loss_of(ready.model(**inputs))
+                loss = self._evaluate(labels.with_a_label(batch, shifts=self._shifts))
                 total += count
-                summed += float(gather(loss)) * count if count else 0.0
-        reshard(self._given.network)
+                summed += float(gather(loss)) * count if count and loss is not None else 0.0
+        self._given.reshard()
+        summed = labels.sum_over_ranks(summed, ready.step.world.device, self._stages)
         total, summed = int(self._sum(total)), self._sum(summed)
         return Evaluation(loss=summed / total if total else math.nan, tokens=total)
+
+    def _evaluate(self, batch: Batch) -> torch.Tensor | None:
+        """Return the loss of a batch; None on ranks that have no last stage."""
+        ready = self.ready
+        if self._stages is not None:
+            return stages.evaluate(ready, batch)
+        return models.loss_of(ready.model(**ready.to_device(batch)))
 
     def took_effect(self) -> tuple[Effect, ...]:
         """Return what is found in the network and its optimizers for each setting of the plan that changes a step."""
@@ -240,12 +251,7 @@ class Trainable:
         All ranks must call it; the first one writes.  The configuration is saved as it was before the plan.
         """
         network = self._network_to_save()
-        reshard(self._given.network)
-        state = {}
-        for name, tensor in network.state_dict(keep_vars=True).items():
-            whole = gather(tensor)
-            if self._is_first:
-                state[name] = whole.cpu()
+        state = {name: whole.cpu() for name, whole in self._whole_state(network) if self._is_first}
         failure = ""
         if self._is_first:
             try:
@@ -262,7 +268,7 @@ class Trainable:
         Adapters that the plan added are removed: save them first.  All ranks must call it.
         """
         ready = self.ready
-        values = self._given.current()
+        values = self._given.current(self._stages)
         self._snapshot.restore()
         checks.UNDER_A_PLAN.discard(self._given.network)
         self._given.give_back(values)
@@ -272,8 +278,18 @@ class Trainable:
         gc.collect()  # DDP's hooks on parameters end with it, and it refers to itself
         return self._given.network
 
+    def _whole_state(self, network: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield a network's state_dict with whole tensors; all ranks must go through it."""
+        if self._stages is not None:
+            yield from self._given.state(network, self._stages)
+            return
+        self._given.reshard()
+        for name, tensor in network.state_dict(keep_vars=True).items():
+            yield name, gather(tensor)
+
     def _network_to_save(self) -> Any:
-        network = checks.adapted(self.ready.model) or models.hugging_face(self.ready.model)
+        model = self.ready.model if self._stages is None else self._given.network
+        network = checks.adapted(model) or models.hugging_face(model)
         if network is None:
             raise UsageError(
                 f"{type(self._given.network).__name__} is no transformers network and has no folder format; call "
@@ -291,6 +307,12 @@ class Trainable:
         return world.group("dp_replicate", "dp_shard") if world.axes.data_parallel > 1 else None
 
     @property
+    def _stages(self) -> Any:
+        """Return the ranks that hold one stage of a pipeline each; None without a pipeline."""
+        world = self.ready.step.world
+        return world.group("pp") if world.axes.pp > 1 else None
+
+    @property
     def _ranks(self) -> int:
         return self.ready.step.world.axes.data_parallel
 
@@ -306,6 +328,7 @@ class Trainable:
         world = self.ready.step.world
         ranks = world.axes.data_parallel * world.axes.cp
         group = world.group("dp_replicate", "dp_shard", "cp") if ranks > 1 else None
+        loss = labels.sum_over_ranks(loss, world.device, self._stages)  # that of the last stage
         return labels.sum_over_ranks(loss, world.device, group) / ranks
 
     def _scale(self) -> float:
