@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tonnage.catalog.devices import parse_cluster
+from tonnage.catalog.overheads import graph_bytes
 from tonnage.errors import TrialFailed
 from tonnage.estimates.estimate import Estimate
 from tonnage.estimates.timeline import timeline
@@ -62,6 +63,8 @@ def test_a_server_ends_the_run_when_it_is_ready(dry_run: Any, folder: str) -> No
     }
     assert 32 * MIB <= estimate.serving["activation_bytes"] < 64 * MIB
     assert estimate.peak.by_category["kv_cache"] == core["blocks"] * 16 * MIB
+    assert estimate.peak.by_category["graphs"] == graph_bytes(parse_cluster("t4").device) > 0
+    assert sum(estimate.peak.by_category.values()) == estimate.peak.process_bytes
     assert {"pretrained weights were not read: shapes and dtypes come from the configuration"} < set(
         estimate.coverage.assumed
     )

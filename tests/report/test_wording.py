@@ -17,7 +17,7 @@ from tonnage.techniques import fsdp
 
 
 def test_every_category_has_a_look():
-    assert tuple(LOOKS) == CATEGORIES
+    assert tuple(name for name in LOOKS if name != "graphs") == CATEGORIES, "an engine has its graphs beside them"
     for part in ("label", "colour", "glyph", "letter"):
         assert len({getattr(look, part) for look in (*LOOKS.values(), OTHERS)}) == len(LOOKS) + 1
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MAX_WIDTH: Final = 120  # longer lines are hard to read
 _DEFAULT_WIDTH: Final = 100  # for a pipe or a file
 _BEGINNING_BYTES: Final = 2**14  # enough for a page's title and the mark of tonnage's pages after it
-_GLYPHS: Final = "█▓▒░▚▞╱▪·▕▏│└┴─▁×"
+_GLYPHS: Final = "█▓▒░▚▞╱▤▦▪·▕▏│└┴─▁×"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,9 @@ LOOKS: Final[dict[str, Look]] = {
     "cached": Look(
         label="cached", meaning="reserved by the allocator, unallocated", colour="#999999", glyph="╱", letter="-"
     ),
+    "graphs": Look(
+        label="CUDA graphs", meaning="captured graphs, outside the allocator", colour="#882255", glyph="▦", letter="E"
+    ),
     "runtime": Look(
         label="runtime", meaning="CUDA context, loaded kernels, NCCL", colour="#8C6D46", glyph="▪", letter="R"
     ),

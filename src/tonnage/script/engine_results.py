@@ -95,6 +95,8 @@ def with_serving(estimate: Estimate, results: ProcessResults) -> Estimate:
         return replace(estimate, peak=peak, ranks=(), serving=serving.to_json(), fits=False, coverage=nothing)
     growth = next((facts["growth"] for facts in results.engines if "growth" in facts), None)
     peak = estimate.peak if growth is None else _grown(estimate.peak, growth)
+    captured = max((facts.get("graphs_outside_bytes", 0) for facts in results.engines), default=0)
+    peak = _with_graphs(peak, captured) if captured else peak
     modelled = [] if growth is None else [_describe_growth(growth)]
     low_tokens, high_tokens = _token_interval(serving, growth)
     measured = replace(
@@ -129,6 +131,17 @@ def _grown(peak: Peak, growth: Mapping[str, Any]) -> Peak:
         low_bytes=peak.low_bytes + added + low - growth["bytes"],
         high_bytes=peak.high_bytes + added + high - growth["bytes"],
         by_category={**peak.by_category, "runtime": peak.by_category["runtime"] + added},
+    )
+
+
+def _with_graphs(peak: Peak, captured_bytes: int) -> Peak:
+    """Return a peak with the memory outside torch that captured graphs take on the ghost."""
+    return replace(
+        peak,
+        process_bytes=peak.process_bytes + captured_bytes,
+        low_bytes=peak.low_bytes + captured_bytes,
+        high_bytes=peak.high_bytes + captured_bytes,
+        by_category={**peak.by_category, "graphs": captured_bytes},
     )
 
 

@@ -22,7 +22,6 @@ from typing import Any
 
 from . import load, outcome
 from .imports import after_import
-from .native import Native
 from .tensors import tensors_in
 
 FACTS = ".serving"
@@ -244,9 +243,29 @@ class Engines:
             self._kind = next((kind for kind, degree in degrees if degree > 1), "one")
             return determine(worker, *args, **kwargs)
 
+        warm_up = getattr(kind, "compile_or_warm_up_model", None)
+        if warm_up is not None:
+            kind.compile_or_warm_up_model = self._measuring_graphs(warm_up)
         vars(module)["memory_profiling"] = profile
         kind.determine_available_memory = determine_available_memory
         kind.load_model, kind.initialize_from_config = load_model, initialize_from_config
+
+    def _measuring_graphs(self, warm_up: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a worker's method that captures graphs, with a note of the memory outside torch that they take."""
+
+        @functools.wraps(warm_up)
+        def compile_or_warm_up_model(*args: Any, **kwargs: Any) -> Any:
+            before = self._outside_bytes()
+            result = warm_up(*args, **kwargs)
+            self.note(graphs_outside_bytes=max(0, self._outside_bytes() - before))
+            return result
+
+        return compile_or_warm_up_model
+
+    def _outside_bytes(self) -> int:
+        """Return this process's memory outside torch's allocator; 0 where it is not known."""
+        native, cuda = self._watch.native, self._watch.torch.cuda
+        return 0 if native is None else int(native.device_used(cuda.current_device()) - cuda.memory_reserved())
 
     def _grow(self, before: Any) -> None:
         """Let memory outside torch's allocator have grown until the engine knows its needs, as on a real card.
@@ -259,12 +278,12 @@ class Engines:
         known = [entry for entry in table if tuple(entry["since"]) <= version] or table[:1]
         native = self._watch.native
         if known and native is not None:
-            added_bytes = known[-1]["bytes"] - self._grown_bytes(before, native)
+            added_bytes = known[-1]["bytes"] - self._grown_bytes(before)
             if native.take_outside(added_bytes):
                 bounds = {name: known[-1][name] for name in ("low_bytes", "bytes", "high_bytes", "source")}
                 self.note(growth={**bounds, "added_bytes": added_bytes})
 
-    def _grown_bytes(self, before: Any, native: Native) -> int:
+    def _grown_bytes(self, before: Any) -> int:
         """Return the growth of this process's memory outside torch's allocator since vLLM's first look at the card.
 
         It is 0 where weights lie in memory that torch's allocator does not know (vLLM's sleep mode).
@@ -273,8 +292,7 @@ class Engines:
         reserved_bytes = cuda.memory_reserved()
         if reserved_bytes < self.facts.get("weights_bytes", 0):
             return 0
-        outside_bytes = native.device_used(cuda.current_device()) - reserved_bytes
-        return int(outside_bytes - before.non_torch_memory)
+        return int(self._outside_bytes() - before.non_torch_memory)
 
     # ---- transformers ------------------------------------------------------------------------------------------
 

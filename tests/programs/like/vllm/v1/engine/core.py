@@ -51,6 +51,7 @@ class EngineCore:
             longest = 16 * max(blocks, 0)
             raise ValueError(f"{length} tokens do not fit; the estimated maximum model length is {longest}.")
         worker.initialize_from_config(blocks)
+        worker.compile_or_warm_up_model()
         vllm_config.cache_config.num_gpu_blocks = blocks
         log.info("GPU KV cache size: %s tokens", f"{blocks * 16:,}")
         log.info("Maximum concurrency for %s tokens per request: %.2fx", f"{length:,}", blocks * 16 / length)

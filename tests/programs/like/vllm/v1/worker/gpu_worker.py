@@ -40,3 +40,9 @@ class Worker:
 
     def initialize_from_config(self, blocks: int) -> None:
         self.model_runner.kv_caches = [torch.zeros(blocks, BLOCK_BYTES, dtype=torch.int8, device="cuda")]
+
+    def compile_or_warm_up_model(self) -> None:
+        words = torch.zeros(16, 4096, device="cuda", dtype=torch.bfloat16)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(), torch.cuda.graph(self.graph):
+            self.layer(words)
