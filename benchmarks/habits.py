@@ -11,15 +11,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
+
+from benchmarks.trainer_examples import Habit, make_notebook, of_trainers, starting
 
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate, TonnageError
 from tonnage.script import dry_run
-
-WEIGHTS_BYTES: Final = 4 * 2048 * 2048 * 4
 
 PROLOGUE: Final = """\
 import atexit, itertools, json, math, os, random, subprocess, sys, torch
@@ -45,19 +45,6 @@ def loader(count=400, **options):
 
 model, opt = network()
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Habit:
-    """A program, and between which multiples of the weights its peak of allocated bytes lies.
-
-    Both are None where no answer is right: the optimizer makes no step.
-    """
-
-    name: str
-    code: str
-    least: float | None = 4.0
-    most: float | None = 5.3
 
 
 _LOOP: Final = "for i in range(8):\n    loss = model(rows()).pow(2).mean()\n    loss.backward()\n"
@@ -365,24 +352,30 @@ KINDS: Final = {
     "decide by computed numbers": tuple(_deciding()),
     "keep numbers on the card": tuple(_counting()),
     "go on behind their loop, or have several": tuple(_going_on()),
+    "are started by others": tuple(starting()),
+    "follow trainers' examples": tuple(of_trainers()),
 }
 """The programs by kind."""
 
-VERDICTS: Final = ("right", "cannot say", "wrong")
+VERDICTS: Final = ("right", "cannot say", "wrong", "left out")
 
 
 def judge(habit: Habit) -> tuple[str, str]:
     """Return one of VERDICTS, and what the dry-run of a program said."""
+    if missing := [package for package in habit.needs if find_spec(package) is None]:
+        return "left out", f"{', '.join(missing)} is not installed"
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "train.py"
-        path.write_text(PROLOGUE + habit.code, encoding="utf-8")
+        code = habit.code if habit.is_whole else PROLOGUE + habit.code
+        Path(folder, "train.py").write_text(code, encoding="utf-8")
+        Path(folder, "train.ipynb").write_text(make_notebook(code), encoding="utf-8")
+        command = [sys.executable if word == "python" else word for word in habit.command]
         try:
-            run = dry_run.run([sys.executable, str(path)], parse_cluster("t4"), seconds=False)
+            run = dry_run.run(["env", "-C", folder, *command], parse_cluster("t4"), seconds=False)
         except TonnageError as error:
             if habit.least is None and isinstance(error, CannotEstimate):
                 return "right", "no answer"
             return "cannot say", str(error)[:200]
-    weights = run.estimate.peak.allocated_bytes / WEIGHTS_BYTES
+    weights = run.estimate.peak.allocated_bytes / habit.weights_bytes
     said = f"{weights:.2f} W"
     is_right = habit.least is not None and habit.most is not None and habit.least <= weights <= habit.most
     return ("right" if is_right else "wrong"), said

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, Final
 
 from tonnage.catalog.spelling import normalise, squeeze
 
@@ -102,11 +102,17 @@ def published_dtype(model: Model) -> str:
     return next((dtype for name, dtype in _PUBLISHED_DTYPES.items() if model.id.startswith(name)), "bfloat16")
 
 
+_ONCE_UNOWNED: Final = ("openai-community", "google-bert", "google-t5")
+"""Owners of the Hub's oldest repositories, which their names without an owner still lead to (`gpt2`)."""
+
+
 def hub_repositories() -> dict[str, dict[str, str]]:
     """Return for each Hub repository, in lower case, the file of its configuration and the dtype of its weights."""
     folder = files("tonnage") / "catalog" / "configs"
-    return {
+    repositories = {
         name: {"config": str(folder / f"{model.id}.json"), "dtype": published_dtype(model)}
         for name, model in _models_by_name().items()
         if "/" in name
     }
+    old = {name.partition("/")[2]: known for name, known in repositories.items() if name.startswith(_ONCE_UNOWNED)}
+    return {**repositories, **old}
