@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import tonnage
 from commands import TONNAGE
 
 PYTHON = os.environ.get("TONNAGE_VLLM_PYTHON", "")
@@ -68,3 +69,24 @@ def test_requests_are_served_by_its_scheduler(llama: Path) -> None:
     load = document["serving"]["load"]
     assert 0 < load["finished"] <= load["requests"]
     assert 0 < load["running_most"] <= 256
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_loras": 4, "max_lora_rank": 64},
+        {"draft": "ngram", "draft_tokens": 3},
+        {"draft": "llama-3.2-1b", "draft_tokens": 3},
+        {"gpu": "2xh100-80gb", "dp": 2},
+        {"gpu": "2xh100-80gb", "pp": 2},
+        {"gpu": "h100-80gb", "model": "deepseek-v2-lite"},
+        {"gpu": "2xh100-80gb", "model": "qwen3-30b-a3b", "tp": 2, "ep": 2},
+    ],
+    ids=str,
+)
+def test_the_closed_form_is_near_the_engine(settings: dict[str, Any]) -> None:
+    """With 0.33.0, in the order above: 0.10, 0.04, 0.05, 0.02, 0.18, 0.06 and 0.42 % of the tokens."""
+    asked = {"model": "llama-3.1-8b", "task": "serve", "gpu": "a100-80gb", "eager": True, "max_len": 8192, **settings}
+    answer = tonnage.estimate(**asked, engine_python=PYTHON)
+    assert answer.ran is not None
+    assert answer.serving.kv_cache_tokens == pytest.approx(answer.estimate.serving.kv_cache_tokens, rel=0.005)

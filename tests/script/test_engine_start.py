@@ -15,8 +15,8 @@ from tonnage.serving.answer import Serving
 STARTED = Serving(engine="vllm 0.33.0", starts=True, kv_cache_tokens=1000, low_tokens=990, high_tokens=1010)
 
 
-def ask(**options):
-    return tonnage.estimate("llama-3.1-8b", **{"task": "serve", "gpu": "h100-80gb", **options})
+def ask(model="llama-3.1-8b", **options):
+    return tonnage.estimate(model, **{"task": "serve", "gpu": "h100-80gb", **options})
 
 
 @pytest.fixture
@@ -53,6 +53,7 @@ def test_an_engine_that_is_there_answers(engine):
     [
         ({"engine": "vllm@0.19.0"}, "vllm 0.33.0 is installed, and 0.19.0 was asked about"),
         ({"engine": "sglang"}, "sglang is not run here"),
+        ({"model": "qwen2.5-vl-3b"}, "with images the engine needs a folder with the tokenizer's files"),
         ({"quantization": "awq-int4"}, "the engine needs a checkpoint in awq-int4"),
     ],
     ids=str,

@@ -33,6 +33,7 @@ TIMEOUT_SECONDS: Final = 900.0
 
 _SERVER: Final = "vllm.entrypoints.openai.api_server"
 _LOOK: Final = "import importlib.metadata as m; print(m.version('vllm'))"
+_PROCESSOR: Final = "preprocessor_config.json"
 _LOOK_SECONDS: Final = 60.0
 
 
@@ -113,6 +114,8 @@ def _why_not(answer: ServingAnswer, python: str | None) -> str | None:
     states_format = "quantization_config" in network.config
     if full.quantization.bits < 16 and full.quantization.flags is None and not states_format:
         return f"the engine needs a checkpoint in {full.quantization.name}"
+    if network.has_towers and not (Path(network.model) / _PROCESSOR).is_file():
+        return f"with images the engine needs a folder with the tokenizer's files and {_PROCESSOR}"
     return None
 
 
