@@ -53,24 +53,53 @@ SLOW_FILES: Final = (
 
 
 LONG: Final = (
+    "tests/advice/test_trials.py::test_a_job_with_too_little_host_memory_gets_changes_that_need_less_of_it",
+    "tests/allocator/test_allocator_against_torch.py::test_replay_of_a_training_step_equals_it[h100",
+    "tests/benchmarks/test_accuracy.py::test_what_was_compiled_before_the_fork_leaves_the_card_as_it_is",
+    "tests/benchmarks/test_kills.py::test_a_run_that_is_killed_loses_nothing",
+    "tests/benchmarks/test_sweep.py::test_rows_of_images_need_what_was_estimated[gemma3",
+    "tests/benchmarks/test_sweep.py::test_rows_of_images_need_what_was_estimated[qwen2_5_vl-deepspeed",
+    "tests/benchmarks/test_train_agrees.py::test_the_command_needs_what_was_estimated[zero3 on two",
+    "tests/benchmarks/test_train_benchmark.py::test_contestants_run_on_a_ghost",
+    "tests/ghost/test_applied.py::test_an_applied_plan_needs_what_was_estimated[half of the states",
+    "tests/ghost/test_applied.py::test_an_applied_plan_needs_what_was_estimated[sharded]",
+    "tests/ghost/test_applied.py::test_an_applied_plan_needs_what_was_estimated[updated in backward",
+    "tests/ghost/test_counting.py::test_what_becomes_of_a_further_step_changes_no_answer[compiled",
+    "tests/ghost/test_inference_engines.py::test_a_front_end_that_breaks_is_a_failure_of_the_command",
+    "tests/ghost/test_native.py::test_the_sources_compile_without_a_warning[12]",
+    "tests/ghost/test_programs.py::test_a_compiled_model_of_pictures_and_words[qwen2_5_vl",
+    "tests/ghost/test_programs.py::test_a_plain_loop[gpt2]",
+    "tests/ghost/test_programs.py::test_a_plain_loop[mixtral]",
+    "tests/ghost/test_programs.py::test_a_plain_loop[qwen3]",
+    "tests/ghost/test_versions.py::test_both_ways_find_the_same_marks[checkpointing",
+    "tests/planner/test_nearest.py::test_smallest_candidates_have_extreme_micro_batches[{'gpu': '8xh100",
+    "tests/script/test_preferences.py::test_a_reference_needs_its_weights_once_more_or_not_at_all[precomputed",
+    "tests/shallow/test_continuing.py::test_a_network_of_few_layers_continued_is_the_whole_one[tp lora]",
+    "tests/shallow/test_continuing.py::test_a_stage_of_few_layers_continued_is_the_whole_one[0-zero2-1f1b",
+    "tests/shallow/test_continuing.py::test_few_layers_say_what_is_asked_for_whichever_allocator_answered[experts",
+    "tests/shallow/test_continuing.py::test_few_layers_say_what_is_asked_for_whichever_allocator_answered[lora",
+    "tests/techniques/test_sharding.py::test_agrees_with_one_process[2-adafactor",
+    "tests/techniques/test_sharding.py::test_agrees_with_one_process[2-chunked",
+    "tests/techniques/test_sharding.py::test_agrees_with_one_process[2-lora",
+    "tests/techniques/test_sharding.py::test_agrees_with_one_process[2-muon]",
+    "tests/techniques/test_sharding.py::test_agrees_with_one_process[2-zero1",
+    "tests/techniques/test_sharding.py::test_agrees_with_one_process[2-zero2",
+    "tests/trainers/test_exports.py::test_networks_that_see_may_be_trained_on_text[hf-trainer",
     "tests/tuning/test_script_tuning.py::test_a_card_that_runs_out_gets_smaller_batches",
     "tests/tuning/test_script_tuning.py::test_memory_may_run_out_later",
-    "tests/tuning/test_tuning_trials.py::test_memory_that_runs_out_late_on_the_last_rank_is_the_verdict[save",
     "tests/tuning/test_tuning_trials.py::test_memory_that_runs_out_late_on_the_last_rank_is_the_verdict[backward",
-    "tests/ghost/test_inference_engines.py::test_a_front_end_that_breaks_is_a_failure_of_the_command",
-    "tests/benchmarks/test_train_benchmark.py::test_contestants_run_on_a_ghost",
-    "tests/serving/test_checking.py::test_a_folder_that_lacks_tensors_is_incomplete",
-    "tests/benchmarks/test_kills.py::test_a_run_that_is_killed_loses_nothing",
-    "tests/script/test_preferences.py::test_a_reference_needs_its_weights_once_more_or_not_at_all[precomputed",
+    "tests/tuning/test_tuning_trials.py::test_memory_that_runs_out_late_on_the_last_rank_is_the_verdict[save",
 )
-"""Tests of 7 to 34 s whose neighbours ask nearly the same; TONNAGE_TEST_LONG=1 runs them too."""
+"""Tests of 3 to 60 s whose neighbours ask nearly the same; others are marked `long` in their files."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that daily work can do without, and skip those that take long for little."""
     runs_long = bool(os.environ.get("TONNAGE_TEST_LONG"))
     for item in items:
-        if item.nodeid.startswith(LONG) and not runs_long:
+        if item.nodeid.startswith(LONG):
+            item.add_marker(pytest.mark.long)
+        if item.get_closest_marker("long") and not runs_long:
             item.add_marker(pytest.mark.skip(reason="takes long; TONNAGE_TEST_LONG=1 runs it"))
         needs_ghost = not set(SLOW).isdisjoint(getattr(item, "fixturenames", ()))
         if needs_ghost or (

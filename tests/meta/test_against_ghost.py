@@ -119,8 +119,20 @@ def one_layer(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, **listed, **cut, **parts}
 
 
+def _mark_relatives() -> list[Any]:
+    """Return the catalog's names; all but the first of each type of network are marked `long`."""
+    names, types = [], set[str]()
+    for name in model_names():
+        known = find_model(name)
+        assert known is not None
+        kind = known.config()["model_type"]
+        names.append(pytest.param(name, marks=pytest.mark.long) if kind in types else name)
+        types.add(kind)
+    return names
+
+
 @pytest.mark.ghost
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", _mark_relatives())
 def test_each_model_of_the_catalog_is_within_two_percent(name: str, worker: Worker) -> None:
     """One layer of each at full width, with a GPU and a precision in turn (all layers: benchmarks/meta.py)."""
     turn = model_names().index(name)

@@ -93,13 +93,18 @@ def covering() -> list[tuple[str, str, str, str, str]]:
     return rows
 
 
+def marked() -> list[Any]:
+    """Return the rows; every second one is marked `long`."""
+    return [pytest.param(*row, marks=pytest.mark.long) if index % 2 else row for index, row in enumerate(covering())]
+
+
 def test_the_rows_cover_every_value() -> None:
     assert len(covering()) >= 15
     for place, values in enumerate((ARCHITECTURES, PRECISIONS, CHECKPOINTING, OPTIMIZERS, METHODS)):
         assert {row[place] for row in covering()} == set(values)
 
 
-@pytest.mark.parametrize(("name", "precision", "checkpointing", "optimizer", "method"), covering())
+@pytest.mark.parametrize(("name", "precision", "checkpointing", "optimizer", "method"), marked())
 def test_live_bytes_are_those_of_a_real_run(
     name: str, precision: str, checkpointing: str, optimizer: str, method: str
 ) -> None:

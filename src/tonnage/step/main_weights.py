@@ -101,6 +101,11 @@ class MainOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for copy, saved in zip(self.param_groups[0]["params"], state_dict["weights"], strict=True):
             copy.detach().copy_(saved)
 
+    def reload(self) -> None:
+        """Copy the network's weights again after something else changed them."""
+        for part, copy in zip(self.slices, self.param_groups[0]["params"], strict=True):
+            copy.detach().copy_(_view(part))
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Fill the buffer with zeros; it keeps its memory whatever `set_to_none` says."""
         self._gradients.zero_()
