@@ -4,7 +4,7 @@ import pytest
 
 import tonnage
 from tonnage.errors import CannotEstimate, TonnageError, UsageError
-from tonnage.serving.exports import engine_command
+from tonnage.serving.exports import engine_command, export_serving
 from tonnage.serving.extras import accepted_tokens
 from tonnage.units import GIB
 
@@ -117,6 +117,9 @@ def test_the_flags_of_a_plan_are_the_engines():
         sleep_mode=True,
         block_tokens=32,
     ).plans
+    assert plan.name.endswith("adapters, 3 tokens drafted by llama-3.2-1b")
+    with pytest.raises(UsageError, match="LoRA adapters and a cache without prefixes and drafts and sleep mode"):
+        export_serving("sglang", plan.estimate)
     command = engine_command("vllm", plan.estimate)
     assert "--enable-lora --max-loras 2 --speculative-config" in command
     assert '{"model": "meta-llama/Llama-3.2-1B", "num_speculative_tokens": 3}' in command

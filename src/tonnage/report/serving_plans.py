@@ -83,7 +83,7 @@ def _speed_lines(plan: ServePlan, price: float | None) -> Iterator[str]:
     )
     speed = plan.speed
     if speed is None:
-        yield "How fast this card serves is not known."
+        yield "How fast it serves is not known."
         return
     low, high = (speed.output_tokens_per_second / factor for factor in reversed(INTERVAL))
     yield (

@@ -12,7 +12,7 @@ from typing import Final
 from tonnage.catalog.models import find_model
 from tonnage.errors import UsageError
 from tonnage.serving.closed_form import ServingEstimate
-from tonnage.serving.extras import as_draft, has_adapters
+from tonnage.serving.extras import OF_VLLM, as_draft, has_adapters
 from tonnage.serving.facts import USUAL_VERSIONS
 from tonnage.serving.kv_cache import BLOCK_TOKENS
 from tonnage.serving.settings import ServeSettings
@@ -110,9 +110,15 @@ def _speculation(stated: ServeSettings, folder: str | None) -> str:
 
 
 def sglang_words(estimate: ServingEstimate) -> list[str]:
-    """Return SGLang's launch command with every setting that it has."""
+    """Return SGLang's launch command with every setting that it has.
+
+    Raises UsageError for settings whose flags are known of vLLM alone.
+    """
     full = estimate.settings
     stated = full.stated
+    lost = sorted({words for name, words in OF_VLLM.items() if getattr(stated, name)})
+    if lost:
+        raise UsageError(f"SGLang's flags for {' and '.join(lost)} are not known here; export to vllm.")
     words = ["python", "-m", "sglang.launch_server", "--model-path", repository(estimate.network.model)]
     for name, value in (("--tp-size", stated.tp), ("--pp-size", stated.pp), ("--dp-size", stated.dp)):
         words += [name, f"{value}"] if value > 1 else []

@@ -26,7 +26,7 @@ _MOST_WORDS: Final = 258_048
 _OWN: Final = ("embedding", "head", "rotation table", "norms and biases")
 """Weights that layers for further tokens share with the network, or too small to count."""
 
-_OF_VLLM: Final = {
+OF_VLLM: Final = {
     **dict.fromkeys(("max_loras", "max_lora_rank"), "LoRA adapters"),
     **{"draft": "drafts", "sleep_mode": "sleep mode", "no_prefix_caching": "a cache without prefixes"},
 }
@@ -39,7 +39,7 @@ _PREDICTING: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_
 def check_extras(full: FullSettings, network: ServedNetwork) -> None:
     """Raise UsageError or CannotEstimate for adapters or drafts that are not possible, or not known."""
     stated = full.stated
-    for name, words in _OF_VLLM.items():
+    for name, words in OF_VLLM.items():
         if getattr(stated, name) and full.engine.name != "vllm":
             raise CannotEstimate(f"The memory of {words} is known of vllm, and not of {full.engine.name}.")
     if full.engine.name == "transformers" and stated.pp * stated.ep > 1:

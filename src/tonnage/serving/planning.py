@@ -22,6 +22,7 @@ from tonnage.options import unknown_word
 from tonnage.serving.advice import LARGER_CARDS
 from tonnage.serving.blocks import PagedEngine, Simulation, simulate
 from tonnage.serving.closed_form import ServingEstimate, estimate_serving
+from tonnage.serving.extras import has_adapters
 from tonnage.serving.lengths import Lengths
 from tonnage.serving.network import ServedNetwork
 from tonnage.serving.settings import ServeSettings
@@ -120,6 +121,10 @@ class ServePlan:
         weights = self.estimate.settings.quantization
         chosen.append(f"{weights.name} weights" if weights.bits < 16 else "16-bit weights")
         chosen.append("fp8 KV cache" if self.settings.kv_dtype.startswith("fp8") else "16-bit KV cache")
+        if has_adapters(self.settings):
+            chosen.append("adapters")
+        if self.settings.draft is not None:
+            chosen.append(f"{self.settings.draft_tokens} tokens drafted by {self.settings.draft}")
         return ", ".join(chosen)
 
     @property
