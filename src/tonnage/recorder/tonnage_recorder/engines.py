@@ -149,6 +149,7 @@ class Engines:
             with self._failing(engine):
                 original(core, *args, **kwargs)
             self.note(engine=name_engine(engine), ready=True, **_of_vllm_config(getattr(core, "vllm_config", None)))
+            self._note_pool(core)
             wanted = load.read() if engine == "vllm" else None
             if wanted is not None:
                 self._serve(load.Load(core, wanted, kind.add_request))
@@ -293,6 +294,18 @@ class Engines:
         if reserved_bytes < self.facts.get("weights_bytes", 0):
             return 0
         return int(self._outside_bytes() - before.non_torch_memory)
+
+    # ---- SGLang ------------------------------------------------------------------------------------------------
+
+    def _note_pool(self, core: Any) -> None:
+        """Claim the KV cache of SGLang's scheduler, and note its bytes and pages; another engine's core has none."""
+        pool = getattr(getattr(getattr(core, "tp_worker", None), "model_runner", None), "token_to_kv_pool", None)
+        if pool is None:
+            return
+        held = self._claim(tensors_in(vars(pool), self._watch.torch.Tensor))
+        page, tokens = getattr(pool, "page_size", None), getattr(pool, "size", None)
+        pages = tokens // page if page and tokens else None
+        self.note(kv_cache_bytes=held, block_tokens=page, blocks=pages)
 
     # ---- transformers ------------------------------------------------------------------------------------------
 
