@@ -1,4 +1,4 @@
-"""Memory that an engine takes beside the network: slots for LoRA adapters, and layers or a network that drafts.
+"""Memory of an engine beside its network: slots for LoRA adapters, and layers or a network that drafts tokens.
 
 Adapters have one tensor for each matrix and slot, whether it is used or not (vllm/lora/layers, 0.33).  A draft is
 verified by the network in one step; with an acceptance a, K drafted tokens give (1 - a^(K+1)) / (1 - a) tokens on

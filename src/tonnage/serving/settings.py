@@ -106,7 +106,7 @@ class ServeSettings:
     max_lora_rank: int | None = None
     """Largest rank of an adapter: one of ADAPTER_RANKS."""
     draft: str | None = None
-    """What drafts tokens: one of DRAFTS_WITHOUT_NETWORK, or a model; None: nothing."""
+    """Source of drafted tokens: one of DRAFTS_WITHOUT_NETWORK, or a model; None: none."""
     draft_tokens: int | None = None
     """Tokens that are drafted in a step."""
     acceptance: float | None = None
