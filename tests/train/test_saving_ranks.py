@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "tp zero3": {"tp": 2, "shard": "zero3"},
     "experts": {"shard": "zero3", "ep": 2},
     "stages": {"pp": 2, "shard": "zero1"},
+    **({"in 8 bits": {"shard": "zero3", "optimizer": "adamw-8bit-ao"}} if find_spec("torchao") else {}),
 }
 
 
@@ -48,7 +50,14 @@ def started(name: str) -> Any:
     choices = {option: min(value, ranks) if value == 2 else value for option, value in PLANS[name].items()}
     plan = Plan(**{"precision": "fp32", "optimizer": "adamw", **choices})
     dtype = torch.bfloat16 if plan.precision == "megatron-bf16" else torch.float32
-    model = network_of_experts() if name == "experts" else network(dtype)
+    model = (
+        network_of_experts()
+        if name == "experts"
+        else network(
+            dtype,
+            **({"hidden_size": 128} if name == "in 8 bits" else {}),  # large enough to be quantized
+        )
+    )
     torch.manual_seed(3)
     each = 1 if plan.optimizer_in_backward else MICRO_BATCHES * plan.tp * plan.pp // ranks
     job = Job(method="lora" if name == "adapters" else "full", lora_rank=4, grad_accum=each)
@@ -118,6 +127,7 @@ def resume_main(rank: int, world: int, folder: str, saved_by: int) -> None:
 def join(rank: int, world: int, folder: str, name: str) -> None:
     """Join the ranks that meet in the file of this name, which no other ranks use: a used one would not end."""
     torch.set_num_threads(1)
+    torch.compiler.set_stance("force_eager")  # torchao compiles its update, for a minute
     store = dist.FileStore(f"{folder}/group-{name}", world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
 

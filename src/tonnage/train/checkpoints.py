@@ -29,6 +29,7 @@ from tonnage import __version__
 from tonnage.errors import OutOfDeviceMemory, TonnageError, UnreadableFile, UnwritableFile, UsageError, of_kind
 from tonnage.options import spell_option
 from tonnage.train import states
+from tonnage.units import pluralise
 
 if TYPE_CHECKING:
     from tonnage.step.step import ReadyStep
@@ -88,7 +89,6 @@ def save(ready: ReadyStep, folder: Path, extra: Mapping[str, Any] | None = None)
     try:
         with _together(ready, UnwritableFile, f"{folder} cannot be written"):
             content = {**states.weights(ready), **states.states(ready)}
-            _check_plain(content)
             device = ready.step.world.device
             content |= {f"random.{_rank()}.{name}": value for name, value in states.random_states(device).items()}
         with _together(ready, UnwritableFile, f"{folder} cannot be written"), warnings.catch_warnings():
@@ -117,10 +117,14 @@ def resume(ready: ReadyStep, folder: Path) -> dict[str, Any]:
     with _together(ready, UnreadableFile, f"{folder} cannot be read"):
         manifest = read_manifest(folder)
         _check_same(ready, manifest)
+        sizes = _stored_sizes(reader := _Reader(folder))
+        if manifest["ranks"] != _ranks() and any(states.OF_RANK in name for name in sizes):
+            raise UsageError(
+                f"{folder} has optimizer states of the parts that {manifest['ranks']} ranks had, and here are "
+                f"{pluralise(_ranks(), 'rank')}; resume on as many, or train with adamw."
+            )
         groups = states.match_groups(ready, manifest["groups"])
         check_whole(folder, manifest, part=_rank(), parts=_ranks())
-        reader = _Reader(folder)
-        sizes = _stored_sizes(reader)
         content = {**states.weights(ready), **states.empty_states(ready, sizes)}
         own = f"random.{_rank()}."
         if manifest["ranks"] == _ranks():
@@ -282,17 +286,6 @@ def _stored_sizes(reader: _Reader) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {
         key: (entry.size, entry.properties.dtype) for key, entry in reader.read_metadata().state_dict_metadata.items()
     }
-
-
-def _check_plain(content: Mapping[str, torch.Tensor]) -> None:
-    """Raise UsageError for tensors that only their own library can read back."""
-    for key, tensor in content.items():
-        inner = getattr(tensor, "_local_tensor", tensor)
-        if states.is_quantized(inner):
-            raise UsageError(
-                f"{key} is a {type(inner).__name__} on each rank, which a checkpoint cannot hold; choose shard ddp, "
-                "or an optimizer of torch."
-            )
 
 
 def _check_same(ready: ReadyStep, manifest: Mapping[str, Any]) -> None:

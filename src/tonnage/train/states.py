@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
@@ -36,6 +37,9 @@ _NUMBERS: Final = {"int": int, "float": float, "bool": bool}
 
 _INSIDE: Final = "~"
 """Mark between a quantized state and one of the tensors that it is made of."""
+
+OF_RANK: Final = "@"
+"""Mark before the rank that has a state of its own part of a parameter, such as torchao's codes and scales."""
 
 _UNSIGNED: Final = ("exp_avg_sq", "max_exp_avg_sq")
 """States of torchao's optimizers that are never negative."""
@@ -106,9 +110,13 @@ def states(ready: ReadyStep) -> dict[str, torch.Tensor]:
             name = names.get(id(parameter))
             for key, value in state.items() if name is not None else ():
                 kind = type(value).__name__ if type(value).__name__ in _NUMBERS else None
+                of_rank = f"{OF_RANK}{_own_rank()}" if _is_of_rank(optimizer, parameter, value) else ""
+                value = value.to_local() if of_rank and isinstance(value, DTensor) else value
                 if is_quantized(value):
-                    inside = value.__tensor_flatten__()[0]
-                    found |= {f"states.{number}.{name}.{key}{_INSIDE}{part}": getattr(value, part) for part in inside}
+                    for part in value.__tensor_flatten__()[0]:
+                        found[f"states.{number}.{name}.{key}{_INSIDE}{part}{of_rank}"] = getattr(value, part)
+                elif of_rank:
+                    found[f"states.{number}.{name}.{key}{of_rank}"] = value
                 elif isinstance(value, torch.Tensor):
                     found[f"states.{number}.{name}.{key}"] = _like_parameter(value, parameter)
                 elif kind is not None:
@@ -124,7 +132,7 @@ def empty_states(ready: ReadyStep, sizes: Mapping[str, tuple[torch.Size, torch.d
     """
     by_parameter: dict[str, list[str]] = {}
     for key in sizes:
-        if key.startswith("states."):
+        if key.startswith("states.") and key.partition(OF_RANK)[2] in ("", _own_rank()):
             by_parameter.setdefault(key.rpartition(".")[0], []).append(key)
     made: dict[str, torch.Tensor] = {}
     for number, optimizer, names in leaves(ready):
@@ -160,6 +168,16 @@ def put_states(ready: ReadyStep, loaded: Mapping[str, torch.Tensor]) -> None:
                 copy.copy_(parameter)
 
 
+def _is_of_rank(optimizer: Any, parameter: Any, value: Any) -> bool:
+    """Return True for states of torchao's optimizers, which quantize what each rank has of a divided parameter."""
+    is_part = isinstance(value, DTensor) or bool(getattr(parameter, "divided", False))
+    return is_part and hasattr(optimizer, "_new_buffer")
+
+
+def _own_rank() -> str:
+    return str(dist.get_rank()) if dist.is_initialized() else "0"
+
+
 def is_quantized(value: Any) -> bool:
     """Return True for a state of torchao, a tensor made of several: codes, scales and a table."""
     is_made_of_others = isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value)
@@ -174,7 +192,8 @@ def _put_together(state: dict[str, Any], optimizer: Any, parameter: torch.Tensor
         if part:
             if outer not in whole:
                 whole[outer] = optimizer._new_buffer(parameter, outer not in _UNSIGNED)
-            getattr(whole[outer], part).copy_(value)
+            own = whole[outer]
+            getattr(own.to_local() if isinstance(own, DTensor) else own, part).copy_(value)
     return whole
 
 
@@ -338,6 +357,8 @@ def _like_parameter(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tenso
 def _empty(
     key: str, size: torch.Size, dtype: torch.dtype, parameter: torch.Tensor, group: Mapping[str, Any]
 ) -> torch.Tensor:
+    if OF_RANK in key:
+        return torch.empty(size, dtype=dtype, device=parameter.device)
     range_of = getattr(parameter, "range_of", None)
     if range_of is not None and size == (range_of[1],):
         return Range.of(torch.empty_like(parameter, dtype=dtype, requires_grad=False), *range_of)
@@ -356,7 +377,10 @@ def _empty(
 
 def _as_state(key: str, value: torch.Tensor, parameter: torch.Tensor) -> tuple[str, Any]:
     """Return a state's name and value as its optimizer keeps them."""
+    key, _, of_rank = key.partition(OF_RANK)
     name, _, kind = key.partition("#")
+    if of_rank and _INSIDE not in name:
+        return name, as_part_of(parameter, value) if isinstance(parameter, DTensor) else value
     if kind:
         return name, _NUMBERS[kind](value.item())
     if isinstance(value, Range):
