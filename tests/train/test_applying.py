@@ -17,6 +17,7 @@ from networks import one_thread  # noqa: F401
 from real_text import batches, network
 from tonnage import Job, Plan, TonnageError
 from tonnage.errors import UsageError
+from tonnage.train import checks
 
 RATE = {"lr": 0.01}
 PROMPT = torch.tensor([[70, 111, 114]])
@@ -375,3 +376,21 @@ def test_auto_takes_the_fastest_plan_that_fits(worker: Any) -> None:
 
     job = Job(seq_len=32, micro_batch=2)
     assert choosing.choose(network(torch.bfloat16), job, parse_cluster("a100-40gb")).precision == "bf16-true"
+
+
+TOKENS = torch.zeros(1, 8, dtype=torch.long)
+BATCH = {"input_ids": TOKENS, "labels": TOKENS}
+NOT_FOR_STAGES: dict[str, tuple[list[dict[str, torch.Tensor]], str]] = {
+    "too few": ([BATCH], "1 micro-batch, fewer than stages; choose grad-accum 2"),
+    "another length": ([BATCH, {"input_ids": TOKENS[:, 1:], "labels": TOKENS[:, 1:]}], "have one shape, and these"),
+    "another input": ([BATCH, {**BATCH, "attention_mask": TOKENS}], "have one shape, and these"),
+    "no labels": ([{"input_ids": TOKENS}] * 2, "the micro-batches have no labels"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_FOR_STAGES)
+def test_micro_batches_that_cannot_pass_through_stages_are_refused(name: str) -> None:
+    given, message = NOT_FOR_STAGES[name]
+    checks.check_micro_batches(Plan(pp=2), [BATCH, BATCH])
+    with pytest.raises(UsageError, match=message):
+        checks.check_micro_batches(Plan(pp=2), given)
