@@ -34,8 +34,12 @@ from tonnage.estimates import archive
 from tonnage.estimates.estimate import Coverage, Estimate, Host, Moment, OutOfMemory, Peak, PhasePeak, StepPeak
 from tonnage.planner import plan_file
 from tonnage.printable import make_printable
+from tonnage.recorder.tonnage_recorder.engines import read_words
 from tonnage.recorder.tonnage_recorder.record_layout import ACTIONS, EVENT_COLUMNS
 from tonnage.report import html, terminal, viewer
+from tonnage.serving import plan_file as serve_file
+from tonnage.serving import safetensors
+from tonnage.serving.lengths import parse_lengths
 from tonnage.trace import trace as traces
 from tonnage.trace.trace import Mark, Trace
 from tonnage.trainers import reading
@@ -145,6 +149,24 @@ _DS: Final = {
 }
 _YAML: Final = b"base_model: gpt2\nmicro_batch_size: 2\nadapter: lora\nlora_r: 8\nsequence_len: 128\nbf16: true\n"
 _PLAN: Final = b'schema_version = 1\nmodel = "gpt2"\ngpu = "t4"\n[job]\nseq_len = 64\n[plan]\nshard = "none"\n'
+_SERVE: Final = (
+    b'schema_version = 1\ntask = "serve"\nmodel = "gpt2"\ngpu = "t4"\n[serve]\nmax_len = 512\nmax_seqs = 8\n'
+)
+_LENGTHS: Final = b"800,256\n1200\n6000,128\n4k,1\n"
+_ENGINE_LOG: Final = (
+    b"GPU KV cache size: 71,920 tokens\nMaximum concurrency for 2,048 tokens per request: 35.12x\n"
+    b"Graph capturing finished in 20 secs, took 0.52 GiB\nKV Cache is allocated. K size: 1.10 GB, V size: 1.10 GB\n"
+)
+
+
+def _safetensors() -> bytes:
+    layout = {"dtype": "F16", "shape": [2, 8], "data_offsets": [0, 32]}
+    other = {"dtype": "F32", "shape": [4], "data_offsets": [32, 48]}
+    return _with_length(json.dumps({"__metadata__": {"format": "pt"}, "a": layout, "b": other}).encode()) + bytes(48)
+
+
+def _with_length(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header
 
 
 # --- readers --------------------------------------------------------------------------------------------------
@@ -184,6 +206,22 @@ def _read_trainer(path: Path) -> str:
     return ""
 
 
+def _read_safetensors(path: Path) -> str:
+    return repr(safetensors.read_header(path))
+
+
+def _read_serve(path: Path) -> str:
+    return repr(serve_file.read(path)) if serve_file.is_serve_file(path) else ""
+
+
+def _read_lengths(path: Path) -> str:
+    return repr(parse_lengths(str(path)).p95)
+
+
+def _read_engine_log(path: Path) -> str:
+    return repr([read_words(line) for line in path.read_text(errors="replace").splitlines()])
+
+
 READERS: Final[dict[str, tuple[str, Callable[[], bytes], Callable[[Path], str]]]] = {
     "estimate": ("saved.tonnage", _saved, _read_saved),
     "traces": ("saved.tonnage", _saved, _read_traces),
@@ -192,6 +230,10 @@ READERS: Final[dict[str, tuple[str, Callable[[], bytes], Callable[[Path], str]]]
     "configuration": ("config.json", _config, _read_config),
     "plan": ("plan.toml", lambda: _PLAN, _read_plan),
     "DeepSpeed": ("ds_config.json", lambda: json.dumps(_DS).encode(), _read_trainer),
+    "safetensors": ("model.safetensors", _safetensors, _read_safetensors),
+    "serving plan": ("serve.toml", lambda: _SERVE, _read_serve),
+    "lengths": ("lengths.csv", lambda: _LENGTHS, _read_lengths),
+    "engine log": ("vllm.log", lambda: _ENGINE_LOG, _read_engine_log),
     "axolotl": ("axolotl.yaml", lambda: _YAML, _read_trainer),
 }
 """Readers by name: the file's name, a valid file, and what is done with it."""
@@ -211,6 +253,8 @@ def damage(content: bytes, chance: random.Random) -> bytes:
     ways: list[Callable[[bytes, random.Random], bytes]] = [_change_bytes]
     if content[:2] == b"PK":
         ways += [_change_archive] * 3
+    elif content[8:9] == b"{":
+        ways += [_change_header] * 2
     elif content[:1] in (b"{", b"["):
         ways += [_change_json] * 2
     else:
@@ -266,6 +310,12 @@ def _change_json(content: bytes, chance: random.Random) -> bytes:
     if chance.random() < 0.02:
         text = chance.choice(("[", '{"a":')) * chance.choice((50, 2_000, 100_000)) + text
     return text.encode()
+
+
+def _change_header(content: bytes, chance: random.Random) -> bytes:
+    """Return a file of safetensors with a changed header of the right length."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    return _with_length(_change_json(content[8:end], chance)) + content[end:]
 
 
 def _change_value(value: Any, chance: random.Random) -> Any:
@@ -367,6 +417,7 @@ def run(inputs: int, seed: int, only: str | None = None) -> Iterator[tuple[str, 
             valid = seed_file()
             path.write_bytes(valid)
             endings, faults = Counter({check(read, path): 1}), list[str]()
+            assert endings["read"], f"the valid file of {name} is refused"
             for number in range(max(inputs // len(chosen), 1)):
                 content = damage(valid, chance)
                 path.write_bytes(content)

@@ -325,6 +325,18 @@ def of_trainers() -> Iterator[Habit]:
         least=1.0,
         most=1.6,
     )
+    for name, package in (("galore_adamw", "galore_torch"), ("apollo_adamw", "apollo_torch")):
+        yield whole(
+            name=f"Trainer: {name}, states of rank 128",
+            code=f"{_TOKENS}from transformers import Trainer, TrainingArguments\nhow.pop('gradient_checkpointing')\n"
+            "rows = [dict.fromkeys(('input_ids', 'labels'), [3, 4] * 8)] * 64\n"
+            f"how |= {{'optim': '{name}', 'optim_target_modules': ['self_attn', 'mlp']}}\n"
+            "Trainer(model=network, args=TrainingArguments(**how), train_dataset=rows).train()\n",
+            weights_bytes=LLAMA_BYTES,
+            needs=(package,),
+            least=2.2,
+            most=3.3,
+        )
     yield whole(name="accelerate", code=_ACCELERATE, needs=("accelerate",))
     yield whole(
         name="Lightning: epochs, validation, test",
