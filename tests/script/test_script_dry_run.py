@@ -5,6 +5,12 @@ import pty
 import subprocess
 import sys
 
+import pytest
+
+from tonnage.errors import TrialFailed
+from tonnage.script import ending
+from tonnage.script.process_results import ProcessResults
+
 END = [sys.executable, "-c", "from tonnage.script import dry_run; dry_run._end_line(); print('FITS', flush=True)"]
 
 
@@ -28,3 +34,19 @@ def test_the_verdict_begins_a_line_of_its_own_in_a_file_with_everything(tmp_path
 def test_nothing_is_added_where_the_verdict_goes_elsewhere():
     ended = subprocess.run(END, capture_output=True, text=True, check=True)
     assert (ended.stdout, ended.stderr) == ("FITS\n", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "names_rank"),
+    [
+        ("torchrun --nproc-per-node 2 train.py", True),
+        ("python -m accelerate.commands.launch train.py", True),
+        ("deepspeed train.py", True),
+        ("python train.py", False),
+    ],
+)
+def test_a_time_out_names_what_takes_less_time(command: str, names_rank: bool) -> None:
+    nothing = ProcessResults(traces=(), others=(), cut_off=(), names={})
+    with pytest.raises(TrialFailed, match=r"stopped after 9 s.*--timeout") as raised:
+        ending.judge(command.split(), nothing, None, 3, 9.0)
+    assert ("--rank 0" in str(raised.value)) == names_rank
