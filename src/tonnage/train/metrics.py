@@ -64,6 +64,11 @@ class Metrics:
         write_text(self.path, "".join(kept))
         self._sinks = [_SINKS[name](folder, done) for name in logs]
 
+    def read_losses(self) -> list[float]:
+        """Return the losses of all steps that are numbers, those before a resume included."""
+        values = (json.loads(line)["loss"] for line in self.path.read_text(encoding="utf-8").splitlines())
+        return [loss for loss in values if loss is not None]
+
     def write(self, line: Line) -> None:
         """Append a line."""
         numbers = asdict(line)

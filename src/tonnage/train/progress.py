@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.printable import make_printable, unfiltered
@@ -13,6 +16,9 @@ if TYPE_CHECKING:
     from tonnage.train.metrics import Line
 
 _SECONDS_BETWEEN_LINES: Final = 5.0
+_HEIGHTS: Final = "▁▂▃▄▅▆▇█"
+_BARS: Final = 60
+_FEWEST_STEPS: Final = 10
 
 
 def describe(line: Line, *, total: int, seconds_left: float, capacity_bytes: int | None) -> str:
@@ -41,6 +47,20 @@ def _describe_memory(reserved: int, predicted: int | None, capacity: int | None)
     if capacity is not None:
         text += f", {format_gib(capacity - reserved)} free"
     return text
+
+
+def draw_curve(losses: Sequence[float]) -> str | None:
+    """Return the losses of a run as a line of bars, each the mean of equally many steps; None for few steps.
+
+    The lowest bar is the smallest mean and the highest one the largest: `▇▅▃▂▁`.
+    """
+    if len(losses) < _FEWEST_STEPS:
+        return None
+    count = min(_BARS, len(losses))
+    edges = [len(losses) * index // count for index in range(count + 1)]
+    means = [fmean(losses[begin:end]) for begin, end in pairwise(edges)]
+    lowest, spread = min(means), max(means) - min(means)
+    return "".join(_HEIGHTS[round((mean - lowest) / (spread or 1) * (len(_HEIGHTS) - 1))] for mean in means)
 
 
 def format_duration(seconds: float) -> str:

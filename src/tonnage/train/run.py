@@ -29,7 +29,7 @@ from tonnage.train import setup as setups
 from tonnage.train.guard import Guard
 from tonnage.train.metrics import Line, Metrics
 from tonnage.train.prediction import Estimation, Predicted
-from tonnage.train.progress import Progress, describe
+from tonnage.train.progress import Progress, describe, draw_curve
 
 if TYPE_CHECKING:
     from tonnage.train.settings import Settings
@@ -199,6 +199,7 @@ class _Run:
             if is_stopped:
                 return self._outcome(time.perf_counter() - begin, None)
         final = self._save_final()
+        self._show_curve()
         return self._outcome(time.perf_counter() - begin, final)
 
     @contextmanager
@@ -438,6 +439,12 @@ class _Run:
             except OSError as error:
                 raise UnwritableFile(f"{final} cannot be written ({error.strerror or error}).") from error
         return final
+
+    def _show_curve(self) -> None:
+        """Show the losses of all steps of the run as a curve, those before a resume included."""
+        losses = [] if self._metrics is None else self._metrics.read_losses()
+        if (curve := draw_curve(losses)) is not None:
+            self._progress.remark(f"loss  {losses[0]:.4f} {curve} {losses[-1]:.4f}")
 
     def _outcome(self, seconds: float, final: Path | None) -> Outcome:
         state = self._state
