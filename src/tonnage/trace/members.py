@@ -11,7 +11,7 @@ from typing import Final
 from tonnage.errors import UnreadableFile
 from tonnage.units import MIB, format_size
 
-_MOST_BYTES: Final = 4 * 2**30
+MOST_BYTES: Final = 4 * 2**30
 """Bytes of all members together."""
 
 _FREE_BYTES: Final = 16 * MIB
@@ -30,7 +30,7 @@ _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 def check(archive: zipfile.ZipFile, name: object) -> None:
     """Check how much an archive claims to hold, beside its own bytes.  Raises UnreadableFile."""
     claimed = sum(info.file_size for info in archive.infolist())
-    most = min(_MOST_BYTES, _FREE_BYTES + _UNPACKED * _packed_bytes(archive))
+    most = min(MOST_BYTES, _FREE_BYTES + _UNPACKED * _packed_bytes(archive))
     if claimed > most:
         raise UnreadableFile(
             f"{name} claims to hold {format_size(claimed)}; the limit for a file of its size is {format_size(most)}."
@@ -44,7 +44,8 @@ def read(archive: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
     size = archive.getinfo(name).file_size
     if size > most_bytes:
         raise UnreadableFile(f"The member {name} has {format_size(size)}; the limit is {format_size(most_bytes)}.")
-    return archive.read(name)
+    with archive.open(name) as member:
+        return member.read(size)  # reading without a number would unpack whatever is there, claimed or not
 
 
 def document_bytes(archive: zipfile.ZipFile) -> int:

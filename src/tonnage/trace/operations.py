@@ -129,14 +129,14 @@ def read(archive: zipfile.ZipFile, prefix: str = "") -> StepOperations | None:
     try:
         document = json.loads(members.read(archive, f"{prefix}{_DOCUMENT}", members.document_bytes(archive)))
         numbers = array("q")
-        numbers.frombytes(archive.read(f"{prefix}{_NUMBERS}"))
+        numbers.frombytes(members.read(archive, f"{prefix}{_NUMBERS}", members.MOST_BYTES))
         worked = StepOperations(
             operations=tuple(map(_parse_operation, document["rows"])),
             numbers=numbers,
             phases={int(mark): str(phase) for mark, phase in document["phases"].items()},
             passed_on={str(phase): int(count) for phase, count in document["passed_on"].items()},
             names=tuple(map(str, document["names"])),
-            log=archive.read(f"{prefix}{_LOG}"),
+            log=members.read(archive, f"{prefix}{_LOG}", members.MOST_BYTES),
         )
         _check(worked)
     except (KeyError, TypeError, ValueError, AttributeError, zipfile.BadZipFile, OSError, EOFError) as error:
