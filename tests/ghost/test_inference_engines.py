@@ -157,13 +157,13 @@ def test_an_engine_that_refuses_its_arguments_is_an_answer(torch_build: Any, fol
 
 
 def test_an_engine_that_never_gets_ready_is_quoted(dry_run: Any, folder: str) -> None:
-    error = dry_run("engine.py", folder, "1024", "0.5", "never", gpu="t4", timeout_seconds=15.0).error
+    error = dry_run("engine.py", folder, "1024", "0.5", "never", gpu="t4", timeout_seconds=10.0).error
     assert isinstance(error, TrialFailed)
-    assert "vllm 9.9 was not ready after 15 s; its last words: Waiting for Godot." in str(error)
+    assert "vllm 9.9 was not ready after 10 s; its last words: Waiting for Godot." in str(error)
 
 
 def test_an_engine_that_started_counts_although_the_script_does_not_end(dry_run: Any, folder: str) -> None:
-    answer = dry_run("engine.py", folder, "1024", "0.5", "hang", gpu="t4", timeout_seconds=20.0)
+    answer = dry_run("engine.py", folder, "1024", "0.5", "hang", gpu="t4", timeout_seconds=10.0)
     assert answer.run.estimate.serving["starts"]
     assert any("the engine had started" in note for note in answer.run.estimate.notes)
 
