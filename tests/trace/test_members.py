@@ -57,7 +57,11 @@ def test_memory_follows_what_a_member_claims_to_hold(tmp_path: Path, claimed: di
     size = MIB if "unpacked" not in claimed else 64 * MIB
     with write(tmp_path / "claims", bytes(size), **claimed) as archive:
         assert peak_bytes(lambda: members.read(archive, "one", MIB)) < 4 * MIB
-        assert peak_bytes(lambda: archive.read("one")) > 32 * MIB, "zipfile's own way takes more"
+
+
+def test_reading_by_zipfile_alone_takes_what_is_there(tmp_path: Path) -> None:
+    with write(tmp_path / "claims", bytes(64 * MIB), unpacked=112) as archive:
+        assert peak_bytes(lambda: archive.read("one")) > 32 * MIB
 
 
 def test_a_damaged_member_is_noticed(tmp_path: Path) -> None:
