@@ -145,16 +145,19 @@ def estimate(
         raise UsageError("Both cluster and gpu name the GPUs; give one of the two.")
     _check_switches(offline=offline, fresh=fresh, advice=advice)
     _check_numbers(gpus=gpus, steps=steps, tokens=tokens, samples=samples)
-    refused: dict[str, Any] = {
+    refused = {
         "job": job,
         "plan": plan,
         "rank": rank,
         "steps": steps,
         "torch": torch_version,
         "worker": worker,
+        "host_memory": host_memory,
+        "fresh": fresh,
+        "tokens": tokens,
+        "samples": samples,
+        "price": price,
     }
-    refused |= {"host_memory": host_memory, "fresh": fresh}
-    refused |= {"tokens": tokens, "samples": samples, "price": price}
     _check_task(task, options, refused)
     if task == "serve":
         cards = _parse_gpus(cluster if gpu is None else gpu, gpus, gpu_memory, None)
@@ -271,15 +274,18 @@ def plan(
 
     _check_switches(pareto=pareto, offline=offline)
     _check_numbers(gpus=gpus, tokens=tokens, samples=samples)
-    refused: dict[str, Any] = {
+    refused = {
         "only": only,
         "without": without,
         "allow": allow,
+        "headroom": None if headroom == HEADROOM else headroom,
         "host_memory": host_memory,
         "pareto": pareto,
+        "torch": torch_version,
+        "tokens": tokens,
+        "samples": samples,
     }
-    refused |= {"torch": torch_version, "tokens": tokens, "samples": samples}
-    _check_task(task, options, {**refused, "headroom": None if headroom == HEADROOM else headroom})
+    _check_task(task, options, refused)
     if task == "serve":
         cards = _parse_gpus(device_names()[0] if gpu is None and find == "min-gpu" else gpu, gpus, gpu_memory, None)
         requests = {**_requests(options), "find": find, "top": top, "price": price, "offline": offline}
