@@ -27,37 +27,15 @@ from tonnage.cli.options import (
     TorchVersion,
     count,
     parse_cluster_options,
-    with_request,
 )
-from tonnage.cli.serving_options import (
-    Acceptance,
-    BlockTokens,
-    Concurrency,
-    DataParallel,
-    Draft,
-    DraftTokens,
-    Eager,
-    EnginePython,
-    KvDtype,
-    MaxBatchedTokens,
-    MaxLen,
-    MaxLoraRank,
-    MaxLoras,
-    MaxSeqs,
-    NoPrefixCaching,
-    Quantized,
-    SleepMode,
-    Task,
-    Utilization,
-    Warm,
-)
+from tonnage.cli.serving_options import EnginePython, Task, take_serving, with_both_tasks
 from tonnage.errors import UsageError
 
 if TYPE_CHECKING:
     from tonnage.estimates.estimate import Estimate
 
 
-@with_request
+@with_both_tasks
 def estimate(
     model: ModelOrNone = None,
     task: Task = "train",
@@ -115,24 +93,6 @@ def estimate(
     save: Save = None,
     snapshot: Snapshot = None,
     force: Force = False,
-    max_len: MaxLen = None,
-    max_seqs: MaxSeqs = None,
-    max_batched_tokens: MaxBatchedTokens = None,
-    gpu_memory_utilization: Utilization = None,
-    kv_dtype: KvDtype = None,
-    quantization: Quantized = None,
-    dp: DataParallel = None,
-    eager: Eager = False,
-    warm: Warm = False,
-    block_tokens: BlockTokens = None,
-    max_loras: MaxLoras = None,
-    max_lora_rank: MaxLoraRank = None,
-    draft: Draft = None,
-    draft_tokens: DraftTokens = None,
-    acceptance: Acceptance = None,
-    no_prefix_caching: NoPrefixCaching = False,
-    sleep_mode: SleepMode = False,
-    concurrency: Concurrency = None,
     engine_python: EnginePython = None,
     **options: Any,
 ) -> int:
@@ -144,25 +104,18 @@ def estimate(
     """
     from tonnage.serving.tasks import check_task
 
-    serving = {
-        **{"max_len": max_len, "max_seqs": max_seqs, "max_batched_tokens": max_batched_tokens, "dp": dp},
-        **{"gpu_memory_utilization": gpu_memory_utilization, "kv_dtype": kv_dtype, "quantization": quantization},
-        **{"eager": eager, "warm": warm, "block_tokens": block_tokens, "max_loras": max_loras, "draft": draft},
-        **{"max_lora_rank": max_lora_rank, "draft_tokens": draft_tokens, "acceptance": acceptance},
-        **{"no_prefix_caching": no_prefix_caching, "sleep_mode": sleep_mode},
-    }
-    requests = {"concurrency": concurrency, "engine_python": engine_python}
-    others: dict[str, Any] = {
+    serving = take_serving(options)
+    others = {
         "plan": plan,
         "rank": rank,
         "steps": steps,
         "tokens": tokens,
         "samples": samples,
         "price": price,
+        "host_memory": host_memory,
     }
-    others |= {"host_memory": host_memory}
     files = {"html": html, "save": save, "snapshot": snapshot, "torch": torch, "fresh": fresh}
-    check_task(task, {**serving, **requests}, {**others, **files, **options})
+    check_task(task, {**serving, "engine_python": engine_python}, {**others, **files, **options})
     if task == "serve":
         from tonnage.cli.serve import estimate_serve, join_lengths
 
@@ -170,7 +123,7 @@ def estimate(
             raise UsageError("No MODEL was given; name one (`tonnage models` lists them).")
         cards = parse_cluster_options(gpu, gpus, gpu_memory, here, host_memory=host_memory)
         how: dict[str, Any] = {"source": source, "engine_python": engine_python}
-        how |= {"lengths": join_lengths(options), "concurrency": concurrency, "advice": advice}
+        how |= {"lengths": join_lengths(options), "concurrency": serving.pop("concurrency", None), "advice": advice}
         return estimate_serve(model, {**serving, **options}, cards, **how, json=json, offline=offline)
     from tonnage.advice.advise import Asked, answers
     from tonnage.cli.answer import Output, deliver

@@ -297,8 +297,8 @@ def parse_cluster_options(
     return cluster
 
 
-def with_request(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the command with every option of Job and Plan in the place of its `**options`.
+def with_request(command: Callable[..., Any], further: Iterable[inspect.Parameter] = ()) -> Callable[..., Any]:
+    """Return the command with every option of Job and Plan, and `further` ones, in the place of its `**options`.
 
     The command gets the options that were given on the command line, also those given with their default value: such
     an option overrides the value of a plan file.
@@ -318,7 +318,7 @@ def with_request(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(**{name: words(value) if name in lists else value for name, value in values.items()})
 
     context_parameter = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    parameters = _sorted_into_panels([*own, *_job_and_plan_parameters(), context_parameter])
+    parameters = _sorted_into_panels([*own, *further, *_job_and_plan_parameters(), context_parameter])
     called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return called
 

@@ -27,30 +27,9 @@ from tonnage.cli.options import (
     TorchVersion,
     count,
     parse_cluster_options,
-    with_request,
     words,
 )
-from tonnage.cli.serving_options import (
-    Acceptance,
-    BlockTokens,
-    Concurrency,
-    DataParallel,
-    Draft,
-    DraftTokens,
-    Eager,
-    KvDtype,
-    MaxBatchedTokens,
-    MaxLen,
-    MaxLoraRank,
-    MaxLoras,
-    MaxSeqs,
-    NoPrefixCaching,
-    Quantized,
-    SleepMode,
-    Task,
-    Utilization,
-    Warm,
-)
+from tonnage.cli.serving_options import Task, take_serving, with_both_tasks
 from tonnage.errors import UsageError
 from tonnage.plans import HEADROOM
 
@@ -72,7 +51,7 @@ def _option(name: str, text: str, metavar: str) -> Any:
     return typer.Option(f"--{name}", help=text, metavar=metavar)
 
 
-@with_request
+@with_both_tasks
 def plan(
     model_or_command: ModelOrCommand,
     gpu: Gpu = None,
@@ -154,24 +133,6 @@ def plan(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Let --save and --html replace existing files.")] = False,
     task: Task = "train",
-    max_len: MaxLen = None,
-    max_seqs: MaxSeqs = None,
-    max_batched_tokens: MaxBatchedTokens = None,
-    gpu_memory_utilization: Utilization = None,
-    kv_dtype: KvDtype = None,
-    quantization: Quantized = None,
-    dp: DataParallel = None,
-    eager: Eager = False,
-    warm: Warm = False,
-    block_tokens: BlockTokens = None,
-    max_loras: MaxLoras = None,
-    max_lora_rank: MaxLoraRank = None,
-    draft: Draft = None,
-    draft_tokens: DraftTokens = None,
-    acceptance: Acceptance = None,
-    no_prefix_caching: NoPrefixCaching = False,
-    sleep_mode: SleepMode = False,
-    concurrency: Concurrency = None,
     **options: Any,
 ) -> int:
     """Find the fastest combination of techniques that fits; every plan shown was run on a ghost GPU.
@@ -183,14 +144,7 @@ def plan(
     from tonnage.files import check_outputs, check_replaceable
     from tonnage.serving.tasks import check_task
 
-    serving = {
-        **{"max_len": max_len, "max_seqs": max_seqs, "max_batched_tokens": max_batched_tokens, "dp": dp},
-        **{"gpu_memory_utilization": gpu_memory_utilization, "kv_dtype": kv_dtype, "quantization": quantization},
-        **{"eager": eager, "warm": warm, "block_tokens": block_tokens, "max_loras": max_loras, "draft": draft},
-        **{"max_lora_rank": max_lora_rank, "draft_tokens": draft_tokens, "acceptance": acceptance},
-        **{"no_prefix_caching": no_prefix_caching, "sleep_mode": sleep_mode},
-    }
-    requests = {"concurrency": concurrency}
+    serving = take_serving(options)
     others: dict[str, Any] = {
         "only": only,
         "without": without,
@@ -201,7 +155,7 @@ def plan(
     }
     others |= {"host_memory": host_memory, "headroom": None if headroom == 100 * HEADROOM else headroom}
     goal = {"tokens": tokens, "samples": samples, "pareto": pareto, "html": html}
-    check_task(task, {**serving, **requests}, {**others, **goal, **options})
+    check_task(task, serving, {**others, **goal, **options})
     if task == "serve":
         from tonnage.catalog.devices import device_names
         from tonnage.cli.serve import join_lengths, plan_serve
@@ -212,7 +166,7 @@ def plan(
             raise UsageError("--task serve takes one MODEL, not a command.")
         any_card = device_names()[0] if gpu is None and find == "min-gpu" else gpu
         cards = parse_cluster_options(any_card, gpus, gpu_memory, here, host_memory=host_memory)
-        lengths = join_lengths(options)
+        lengths, concurrency = join_lengths(options), serving.pop("concurrency", None)
         return plan_serve(
             model_or_command[0],
             {**serving, **options},

@@ -1,10 +1,12 @@
 """Options of `--task serve`, and how the command line reads them."""
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, Final
 
 import typer
 
-from tonnage.cli.options import count
+from tonnage.cli.options import count, with_request
 from tonnage.units import parse_length
 
 Task = Annotated[
@@ -87,3 +89,38 @@ EnginePython = Annotated[
         metavar="PATH",
     ),
 ]
+
+_OPTIONS: Final = {
+    **{"max_len": MaxLen, "max_seqs": MaxSeqs, "max_batched_tokens": MaxBatchedTokens, "dp": DataParallel},
+    **{"gpu_memory_utilization": Utilization, "kv_dtype": KvDtype, "quantization": Quantized},
+    **{"eager": Eager, "warm": Warm, "block_tokens": BlockTokens, "max_loras": MaxLoras},
+    **{"max_lora_rank": MaxLoraRank, "draft": Draft, "draft_tokens": DraftTokens, "acceptance": Acceptance},
+    **{"no_prefix_caching": NoPrefixCaching, "sleep_mode": SleepMode, "concurrency": Concurrency},
+}
+"""Options that a command gets beside those of training, by name."""
+
+_SWITCHES: Final = (Eager, Warm, NoPrefixCaching, SleepMode)
+
+
+def with_both_tasks(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the command with every option of Job, Plan and an engine in the place of its `**options`.
+
+    The command gets those that were given (`with_request`); `take_serving` tells an engine's from the others.
+    """
+    return with_request(
+        command,
+        (
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=False if annotation in _SWITCHES else None,
+                annotation=annotation,
+            )
+            for name, annotation in _OPTIONS.items()
+        ),
+    )
+
+
+def take_serving(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of an engine, taken out of those that were given."""
+    return {name: options.pop(name) for name in _OPTIONS if name in options}
