@@ -4,11 +4,14 @@ The search for it is tested with a formula in place of the ghost.
 """
 
 import dataclasses
+import json
+from typing import Any
 
 import pytest
 
 import estimates
 import tonnage
+from networks import TINY
 from tonnage.advice.trials import Trials, Tried
 from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
@@ -17,30 +20,39 @@ from tonnage.trainers import cases
 from tonnage.units import GIB
 from tonnage.workers.worker import Worker
 
-ASKED = {"model": "smollm2-135m", "gpu": "t4", "seq_len": 1024, "micro_batch": 4, "precision": "fp16-mixed"}
+FEW_LAYERS = {**TINY["llama"], "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536}
+"""As wide as smollm2-135m; no single change but one brings it into 2 GiB."""
 
 
 @pytest.fixture(scope="module")
-def short(worker: Worker) -> "tonnage.Estimate":
-    """A job of which a T4 with 6 GiB has too little."""
-    return tonnage.estimate(**ASKED, gpu_memory="6GiB", worker=worker)
+def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A job that needs 4 GiB."""
+    folder = tmp_path_factory.mktemp("network")
+    (folder / "config.json").write_text(json.dumps(FEW_LAYERS))
+    return {"model": str(folder), "gpu": "t4", "seq_len": 1024, "micro_batch": 4, "precision": "fp16-mixed"}
 
 
-def test_the_whole_step_is_measured_on_a_card_without_a_limit(short, worker):
-    boundless = tonnage.estimate(**ASKED, gpu_memory="100GiB", worker=worker)
+@pytest.fixture(scope="module")
+def short(asked: dict[str, Any], worker: Worker) -> "tonnage.Estimate":
+    """The job on a T4 with 2 GiB."""
+    return tonnage.estimate(**asked, gpu_memory="2GiB", worker=worker)
+
+
+def test_the_whole_step_is_measured_on_a_card_without_a_limit(asked, short, worker):
+    boundless = tonnage.estimate(**asked, gpu_memory="100GiB", worker=worker)
     assert not short.fits
-    assert short.needed_bytes == short.to_json()["needed_bytes"] == boundless.peak.process_bytes > 6 * 2**30
+    assert short.needed_bytes == short.to_json()["needed_bytes"] == boundless.peak.process_bytes > 2 * 2**30
     assert short.needed_seconds == boundless.time["step_seconds"]
     assert short.time["step_seconds"] is None
     assert short.model["trainable_parameters"] == boundless.model["trainable_parameters"]
 
 
-def test_each_change_gives_what_is_said_when_it_is_asked_for(short, worker):
+def test_each_change_gives_what_is_said_when_it_is_asked_for(asked, short, worker):
     assert short.advice
     for advice in short.advice:
         assert advice.fits
-        assert advice.command.startswith("tonnage estimate smollm2-135m --gpu ")
-        options = {**ASKED, **({} if "gpu" in advice.change else {"gpu_memory": "6GiB"}), **advice.change}
+        assert advice.command.startswith(f"tonnage estimate {asked['model']} --gpu ")
+        options = {**asked, **({} if "gpu" in advice.change else {"gpu_memory": "2GiB"}), **advice.change}
         again = tonnage.estimate(**options, worker=worker)
         assert (again.fits, again.peak.process_bytes) == (True, advice.peak_bytes)
         assert again.time["step_seconds"] == advice.step_seconds
@@ -58,15 +70,15 @@ def test_the_mathematics_are_left_alone_first(short):
     assert not own[0]
 
 
-def test_what_fits_needs_no_advice(worker):
-    fitting = tonnage.estimate(**ASKED, worker=worker)
+def test_what_fits_needs_no_advice(asked, worker):
+    fitting = tonnage.estimate(**asked, worker=worker)
     assert fitting.fits
     assert fitting.needed is None
     assert fitting.advice == ()
 
 
-def test_advice_is_left_out_where_it_is_not_wanted(worker):
-    short = tonnage.estimate(**ASKED, gpu_memory="6GiB", worker=worker, advice=False)
+def test_advice_is_left_out_where_it_is_not_wanted(asked, worker):
+    short = tonnage.estimate(**asked, gpu_memory="2GiB", worker=worker, advice=False)
     assert short.advice == ()
     assert short.needed is not None
 

@@ -38,7 +38,7 @@ def run_alone(torch_build: Torch, programs: dict[Path, list[str]], gpu: str, ran
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-PROGRAMS_TO_WATCH = {
+ALL_PROGRAMS = {
     "checkpointing and accumulation": (
         ["families.py", "t5", "--checkpointing", "--accumulate", "2"],
         "a100-40gb",
@@ -54,6 +54,15 @@ PROGRAMS_TO_WATCH = {
     "fsdp": (["parallel.py", "fsdp"], "8xa100-40gb", 3),
     "ddp": (["parallel.py", "ddp"], "2xa100-40gb", 1),
     "tensor and fsdp": (["parallel.py", "both"], "8xa100-40gb", 5),
+}
+
+LIKE_OTHERS = ("bf16", "images", "experts, checkpointed")
+"""Programs like those of the others, to which only the long tests look; all of them in one process take 8 s."""
+
+PROGRAMS_TO_WATCH = {
+    name: program
+    for name, program in ALL_PROGRAMS.items()
+    if name not in LIKE_OTHERS or os.environ.get("TONNAGE_TEST_LONG")
 }
 
 ADAPTERS = ("--lora", "--checkpointing", "--accumulate", "2")

@@ -3,7 +3,6 @@
 import importlib
 import importlib.util
 import json
-import multiprocessing
 import tempfile
 from collections.abc import Iterator
 from itertools import cycle
@@ -13,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 import tonnage
 from live_bytes import measured, predicted
 from networks import TINY, one_thread, tiny, tiny_job  # noqa: F401
+from real_ranks import run_ranks
 from tonnage.case import Case
 from tonnage.catalog.devices import host_device
 from tonnage.cluster import Cluster
@@ -142,7 +141,6 @@ SHARDED = {
         "zero3": ("llama", Plan(precision="fp32", shard="zero3")),
     },
 }
-IMPORTED_ONCE = ["transformers.models.llama.modeling_llama", "torch.distributed.fsdp", "torch.distributed.optim"]
 
 
 ATTEMPTS = 12
@@ -157,8 +155,6 @@ BESIDE_BYTES = 1024
 
 
 def rank_main(rank: int, world: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
     predictions = torch.load(Path(folder) / "predicted")
     found = {}
     with gc_paused():  # garbage in cycles is found at moments that differ from run to run
@@ -175,7 +171,6 @@ def rank_main(rank: int, world: int, folder: str) -> None:
                 if int(of_all[:FIRST_STEP].max()) <= BESIDE_BYTES:
                     break
     torch.save(found, Path(folder) / f"{rank}")
-    dist.destroy_process_group()
 
 
 _RUNS: dict[int, list[dict[str, torch.Tensor]]] = {}
@@ -193,8 +188,7 @@ def in_processes(world: int) -> list[dict[str, torch.Tensor]]:
         }
         with tempfile.TemporaryDirectory() as folder:
             torch.save(ours, Path(folder) / "predicted")
-            multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
-            mp.start_processes(rank_main, (world, folder), nprocs=world, start_method="forkserver")
+            run_ranks(rank_main, world, folder)
             _RUNS[world] = [torch.load(Path(folder) / f"{rank}") for rank in range(world)]
     return _RUNS[world]
 

@@ -1,6 +1,5 @@
 """Networks divided among two and four real processes (gloo), against one process with the whole network."""
 
-import multiprocessing
 import re
 import tempfile
 from contextlib import nullcontext
@@ -10,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from networks import one_thread, tiny, tiny_job  # noqa: F401
+from real_ranks import run_ranks
 from ring_on_cpu import ring_on_cpu
 from tonnage.case import Case as TrainingCase
 from tonnage.catalog.devices import parse_cluster
@@ -31,13 +29,6 @@ from tonnage.techniques import build, tensor_parallel
 from tonnage.techniques.expert_parallel import experts_of, transformers_has_it
 
 STEPS, MICRO_BATCHES = 2, 2
-IMPORTED_ONCE = [
-    *(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen3", "gemma2", "mixtral", "qwen3_moe")),
-    *("torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.pipelining", "tonnage.step.step"),
-    *("torch.distributed.tensor.parallel", "torch.distributed.tensor.experimental", "tonnage.step.clipping"),
-    *("peft", "tonnage.step.adapters"),
-    *("transformers.distributed.expert_parallel", "torch.distributed.checkpoint.state_dict"),
-]
 Weights = dict[str, torch.Tensor]
 
 
@@ -225,11 +216,8 @@ def possible(world: int) -> dict[str, Case]:
 
 
 def rank_main(rank: int, world: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
     found = {name: worst_difference(case, rank, world, Path(folder) / name) for name, case in possible(world).items()}
     torch.save(found, Path(folder) / f"worst-{rank}")
-    dist.destroy_process_group()
 
 
 def worst_difference(case: Case, rank: int, world: int, reference: Path) -> float:
@@ -288,8 +276,7 @@ def in_processes(world: int) -> list[dict[str, float]]:
             for name, case in possible(world).items():
                 data = make_mesh(case.parallel, world, _node(case)).data_parallel
                 torch.save(alone(case, data), Path(folder) / name)
-            multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
-            mp.start_processes(rank_main, (world, folder), nprocs=world, start_method="forkserver")
+            run_ranks(rank_main, world, folder)
             _RUNS[world] = [torch.load(Path(folder) / f"worst-{rank}") for rank in range(world)]
     return _RUNS[world]
 

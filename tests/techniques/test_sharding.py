@@ -1,16 +1,14 @@
 """Two and four real processes (gloo) against one process that sees all their batches."""
 
-import multiprocessing
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from networks import one_thread, tiny_job  # noqa: F401
+from real_ranks import run_ranks
 from tonnage.plans import Plan
 from tonnage.step import model
 from tonnage.step.main_weights import MainOptimizer
@@ -18,7 +16,6 @@ from tonnage.step.step import ReadyStep
 from tonnage.techniques import build
 
 STEPS, MICRO_BATCHES = 2, 2
-IMPORTED_ONCE = ["transformers.models.llama.modeling_llama", "torch.distributed.fsdp", "torch.distributed.optim"]
 Weights = dict[str, torch.Tensor]
 
 
@@ -90,8 +87,6 @@ def same_start(ready: ReadyStep) -> None:
 
 
 def rank_main(rank: int, world: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
     everything = batches(world)
     found: dict[str, Any] = {}
     for name, case in cases(world).items():
@@ -103,7 +98,6 @@ def rank_main(rank: int, world: int, folder: str) -> None:
         found[name] = trained(*case, world, rank, mine)
     if rank == world - 1:
         torch.save(found, Path(folder) / "weights")
-    dist.destroy_process_group()
 
 
 _RUNS: dict[int, dict[str, Weights]] = {}
@@ -113,8 +107,7 @@ def in_processes(world: int) -> dict[str, Weights]:
     """Return what the last rank has at the end of every case."""
     if world not in _RUNS:
         with tempfile.TemporaryDirectory() as folder:
-            multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
-            mp.start_processes(rank_main, (world, folder), nprocs=world, start_method="forkserver")
+            run_ranks(rank_main, world, folder)
             _RUNS[world] = torch.load(Path(folder) / "weights")
     return _RUNS[world]
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import tonnage
 from networks import one_thread  # noqa: F401
+from real_ranks import run_ranks
 from real_text import batches, network
 from tonnage import Job, Plan
 from tonnage.errors import UsageError
@@ -49,20 +48,16 @@ def trained(folder: str, shard: str, world: int, rank: int) -> tuple[list[float]
     return losses, {name: tensor.clone().view(torch.int32) for name, tensor in state.items() if tensor.dim() > 1}
 
 
-def rank_main(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=WORLD)
-    os.environ["LOCAL_WORLD_SIZE"] = str(WORLD)
-    torch.save(trained(folder, "zero3", WORLD, rank), Path(folder) / f"rank{rank}")
-    dist.destroy_process_group()
+def rank_main(rank: int, world: int, folder: str) -> None:
+    os.environ["LOCAL_WORLD_SIZE"] = str(world)
+    torch.save(trained(folder, "zero3", world, rank), Path(folder) / f"rank{rank}")
 
 
 def test_divided_layers_in_four_bits_train_as_whole_ones() -> None:
-    """Two processes import torch; 15 s."""
     pytest.importorskip("peft"), pytest.importorskip("bitsandbytes")
     with tempfile.TemporaryDirectory() as folder:
         network(torch.float32, hidden_size=64, intermediate_size=64).save_pretrained(folder)
-        mp.start_processes(rank_main, (folder,), nprocs=WORLD, start_method="spawn")
+        run_ranks(rank_main, WORLD, folder)
         ranks = [torch.load(Path(folder) / f"rank{rank}", weights_only=False) for rank in range(WORLD)]
         losses, weights = trained(folder, "none", 1, 0)
         assert (Path(folder) / "adapters-2" / "adapter_model.safetensors").is_file()

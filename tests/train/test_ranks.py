@@ -1,6 +1,5 @@
 """Two and four real processes (gloo) that train a given network, against one that sees all their batches."""
 
-import multiprocessing
 import os
 import tempfile
 from functools import cache
@@ -9,18 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from transformers import AutoModelForCausalLM
 
 import tonnage
 from networks import one_thread  # noqa: F401
+from real_ranks import run_ranks
 from real_text import IGNORED, ROW, batches, network, network_of_experts
 from tonnage import Job, Plan
 from tonnage.errors import UsageError
 
 STEPS, MICRO_BATCHES = 5, 4
-IMPORTED_ONCE = ["transformers.models.llama.modeling_llama", "torch.distributed.fsdp", "torch.distributed.optim"]
 RATE = {"lr": 0.1}
 PROJECTIONS = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
 
@@ -105,20 +102,16 @@ def trained(
 
 
 def rank_main(rank: int, world: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
     os.environ["LOCAL_WORLD_SIZE"] = "2"
     found = {name: trained(name, *case, world, rank) for name, case in CASES[world].items()}
     torch.save(found, Path(folder) / f"rank{rank}")
-    dist.destroy_process_group()
 
 
 @cache
 def in_processes(world: int) -> list[Any]:
     """Return what each rank has at the end of every case."""
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
-        mp.start_processes(rank_main, (world, folder), nprocs=world, start_method="forkserver")
+        run_ranks(rank_main, world, folder)
         return [torch.load(Path(folder) / f"rank{rank}", weights_only=False) for rank in range(world)]
 
 

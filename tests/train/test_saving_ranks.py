@@ -14,18 +14,17 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as mp
 from torch.utils._pytree import tree_leaves
 
 import tonnage
 from networks import one_thread  # noqa: F401
+from real_ranks import IMPORTED_ONCE, run_ranks
 from real_text import batches, network, network_of_experts
 from tonnage import Job, Plan
 from tonnage.errors import UnwritableFile
 from tonnage.train import checkpoints
 
 BEFORE, STEPS, MICRO_BATCHES = 2, 4, 4
-IMPORTED_ONCE = ["transformers.models.llama.modeling_llama", "torch.distributed.fsdp", "torch.distributed.optim"]
 PLANS: dict[str, dict[str, Any]] = {
     **{shard: {"shard": shard} for shard in ("ddp", "zero1", "zero2", "zero3")},
     "muon": {"shard": "zero1", "optimizer": "muon"},
@@ -93,7 +92,7 @@ def possible(world: int, saved_by: int | None = None) -> list[str]:
 
 
 def save_main(rank: int, world: int, folder: str) -> None:
-    join(rank, world, folder, f"saved-{world}")
+    torch.compiler.set_stance("force_eager")  # torchao compiles its update, for a minute
     expected = {}
     for name in possible(world):
         trainable = started(name)
@@ -114,7 +113,7 @@ def full_disk(*_: Any, **__: Any) -> None:
 
 
 def resume_main(rank: int, world: int, folder: str, saved_by: int) -> None:
-    join(rank, world, folder, f"resumed-{saved_by}-{world}")
+    torch.compiler.set_stance("force_eager")
     found = {}
     for name in possible(world, saved_by):
         trainable = started(name)
@@ -124,32 +123,20 @@ def resume_main(rank: int, world: int, folder: str, saved_by: int) -> None:
     finish(rank, folder, f"resumed-{saved_by}-{world}", found)
 
 
-def join(rank: int, world: int, folder: str, name: str) -> None:
-    """Join the ranks that meet in the file of this name, which no other ranks use: a used one would not end."""
-    torch.set_num_threads(1)
-    torch.compiler.set_stance("force_eager")  # torchao compiles its update, for a minute
-    store = dist.FileStore(f"{folder}/group-{name}", world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-
-
 def finish(rank: int, folder: str, name: str, found: dict[str, Any]) -> None:
     Path(folder, f"{name}-{rank}").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[dict[str, Any]]]:
     """Return a function that starts ranks once and returns what each of them found."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
 
     @cache
     def start(world: int, saved_by: int | None = None) -> list[dict[str, Any]]:
         main, arguments = (save_main, ()) if saved_by is None else (resume_main, (saved_by,))
         name = f"saved-{world}" if saved_by is None else f"resumed-{saved_by}-{world}"
-        (folder / f"group-{name}").unlink(missing_ok=True)  # of a start that failed
-        mp.start_processes(main, (world, str(folder), *arguments), nprocs=world, start_method="forkserver")
+        run_ranks(main, world, str(folder), *arguments)
         return [json.loads((folder / f"{name}-{rank}").read_text()) for rank in range(world)]
 
     start.folder = folder  # type: ignore[attr-defined]
@@ -205,7 +192,7 @@ MANY, KILLS = 30, 6
 
 def test_a_kill_at_any_moment_loses_nothing(tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*IMPORTED_ONCE, "tonnage.train.applying", __name__])
+    context.set_forkserver_preload([*IMPORTED_ONCE, __name__])
     delays = random.Random(5)
 
     def go_on(folder: Path) -> Any:

@@ -1,6 +1,6 @@
 """Loops that keep numbers on the card: counters, sizes, masks, schedules, and what overwrites them.
 
-python counts.py samples|accumulates|schedule|tokens|masks|adam|backward|buffers|graph|kernel|compiled
+python counts.py samples|accumulates|schedule|tokens|masks|adam|backward|buffers|graph|kernel|compiled ...
 """
 
 import json
@@ -185,4 +185,5 @@ WAYS: dict[str, Callable[[], None]] = {
 }
 
 if __name__ == "__main__":
-    WAYS[sys.argv[1]]()
+    for way in sys.argv[1:]:
+        WAYS[way]()

@@ -169,4 +169,5 @@ WAYS: dict[str, Callable[[], None]] = {
 }
 
 if __name__ == "__main__":
-    WAYS[sys.argv[1]]()
+    for way in sys.argv[1:]:
+        WAYS[way]()

@@ -1,0 +1,37 @@
+"""Real processes that exchange tensors through gloo, each forked from one that has imported the libraries."""
+
+import gc
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+IMPORTED_ONCE: Final = (
+    *(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen3", "gemma2", "mixtral", "qwen3_moe")),
+    *("torch._dynamo", "torch.distributed.optim", "torch.distributed.pipelining", "torch.distributed.checkpoint"),
+    *("torch.distributed.tensor.parallel", "torch.distributed.tensor.experimental", "torch.distributed.fsdp"),
+    *("tonnage.step.step", "tonnage.step.clipping", "tonnage.train.applying", "peft", "bitsandbytes", "pytest"),
+)
+"""Of all test files: the process is started by the first that needs it; what is not installed is left out."""
+
+
+def run_ranks(main: Callable[..., None], world: int, *arguments: Any) -> None:
+    """Run `main(rank, world, *arguments)` in a process for each rank; raises what one of them raised."""
+    multiprocessing.set_forkserver_preload(list(IMPORTED_ONCE))
+    with TemporaryDirectory() as folder:
+        words = (main, world, str(Path(folder) / "group"), arguments)
+        mp.start_processes(_start, words, nprocs=world, start_method="forkserver")
+
+
+def _start(rank: int, main: Callable[..., None], world: int, group: str, arguments: tuple[Any, ...]) -> None:
+    gc.freeze()  # nobody need look for garbage in what was imported
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{group}", rank=rank, world_size=world)
+    main(rank, world, *arguments)
+    dist.barrier()
+    dist.destroy_process_group()
