@@ -237,7 +237,8 @@ class Trials:
             listed = list_changes(nearest.case, nearest.estimate.peak)
             more = [one for one in listed if not one.changes_mathematics and not self._fits_alone(one)]
             fast = [one for one in more if not one.is_slow]
-            for possible in (fast, more):
+            slow_first = sorted(more, key=lambda one: not one.is_slow)  # where the fast ones are too little
+            for possible in (fast, slow_first):
                 if sum(change.limit_bytes for change in possible) >= nearest.missing_bytes:
                     yield from ((nearest.change, change) for change in possible[:_FURTHER])
                     yield nearest.change, _combine(possible[:_TOGETHER_AT_MOST])
