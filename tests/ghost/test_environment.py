@@ -34,6 +34,9 @@ def test_the_environment_names_our_libraries_the_card_and_the_torch(built: Path,
     assert (variables["GHOST_TOTAL_BYTES"], variables["GHOST_CAPABILITY"]) == (str(1 << 34), "8.0")
     assert (variables["GHOST_DEVICES"], variables["TONNAGE_STEPS"]) == ("8", "2")
     assert variables["CUDNN_HOME"] == variables["NVRTC_HOME"] == str(built), "where Transformer Engine looks"
+    caches = {variables[name] for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT")}
+    assert len(caches) == 3
+    assert len({Path(cache).parent for cache in caches}) == 1, "a real run finds no kernel chosen on a ghost"
     assert "CUDA_VISIBLE_DEVICES" not in variables
     assert variables["HOME"] == "/home/me"
     assert inherited["CUDA_VISIBLE_DEVICES"] == "3", "the caller's own environment stays as it is"

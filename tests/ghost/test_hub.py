@@ -91,6 +91,20 @@ def test_the_catalog_answers_where_the_hub_does_not(
             library.hf_hub_download("meta-llama/Llama-3.2-1B", missing)
 
 
+@pytest.mark.parametrize(
+    ("repository", "files"), [("meta-llama/Llama-3.2-1B", 3), ("google/vit-base-patch16-224", 1)]
+)
+def test_a_repository_as_a_whole_is_a_folder_of_what_is_made(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, repository: str, files: int
+) -> None:
+    library = patched(hub, monkeypatch, reach=False, error=LocalEntryNotFoundError())
+    folder = Path(library.snapshot_download(repository, ignore_patterns="*"))
+    assert json.loads((folder / "config.json").read_text())["torch_dtype"]
+    assert len(list(folder.iterdir())) == files
+    with pytest.raises(LocalEntryNotFoundError):  # the caller looks for the files that it named
+        library.snapshot_download(repository, allow_patterns=["config.json"])
+
+
 def test_what_the_hub_gives_is_taken(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     library = patched(hub, monkeypatch, reach=True, error=None)
     assert (

@@ -83,6 +83,20 @@ def test_memory_outside_torch_grows_as_on_a_card_before_the_cache_is_sized(dry_r
     assert any("growth outside torch" in text for text in answer.run.estimate.coverage.modelled)
 
 
+def test_an_engine_in_a_process_that_trains_is_counted_with_it(dry_run: Any, folder: str) -> None:
+    answer = dry_run("colocated.py", folder, "0.3", gpu="t4")
+    (core,) = answer.printed
+    estimate, device = answer.run.estimate, parse_cluster("t4").device
+    held = estimate.peak.by_category
+    assert (estimate.serving, estimate.fits) == (None, True)
+    assert held["parameter"] == (32 + 16) * MIB, "of the engine in 16 bits, and of what is trained in 32"
+    assert held["kv_cache"] == core["blocks"] * 16 * MIB
+    assert held["graphs"] == graph_bytes(device)
+    assert held["runtime"] == device.context_bytes + outside_torch((9, 9), device, tp=1, pp=1).bytes
+    assert sum(held.values()) == estimate.peak.process_bytes
+    assert any(text.startswith("vllm 9.9 runs in the processes that train") for text in estimate.notes)
+
+
 def test_what_would_make_an_engine_start_was_run(torch_build: Any, folder: str) -> None:
     command = [sys.executable, str(PROGRAMS / "engine.py"), folder, "4096", "0.05", "serve"]
     asked = Asked(command=command, cluster=parse_cluster("t4"), stated={}, timeout_seconds=120.0, torch_version=None)

@@ -33,3 +33,22 @@ def test_functions_methods_and_what_they_define_are_left_alone(frames: str) -> N
         "assert marked == ['one', 'inner', 'method'], marked\n"
     )
     subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": PATH}, check=True, timeout=300)
+
+
+def test_modes_that_follow_numbers_are_set_aside_and_others_stay() -> None:
+    """A program's own mode may begin meanwhile."""
+    program = (
+        "import torch\n"
+        "from types import SimpleNamespace\n"
+        "from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack as stack\n"
+        "from tonnage_inside.values import integers\n"
+        "first, second = TorchFunctionMode(), TorchFunctionMode()\n"
+        "ours = integers.known_integers(SimpleNamespace(torch=torch))()\n"
+        "ours.__enter__()\n"
+        "first.__enter__()\n"
+        "with integers.without_following(torch):\n"
+        "    assert stack() == [first]\n"
+        "    second.__enter__()\n"
+        "assert stack() == [ours, first, second]\n"
+    )
+    subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": PATH}, check=True, timeout=300)

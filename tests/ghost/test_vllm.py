@@ -36,7 +36,11 @@ def dry_run(gpu: str, *arguments: str, code: int, own: tuple[str, ...] = ()) -> 
     """Return the document about `vllm serve` with these arguments, after the exit code was as expected."""
     program = str(Path(PYTHON).with_name("vllm"))
     command = [*TONNAGE, "dry-run", "--gpu", gpu, "--json", *own, "--", program, "serve", *arguments]
-    variables = {**os.environ, "PATH": os.pathsep.join([str(Path(PYTHON).parent), os.environ["PATH"]])}
+    variables = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "PATH": os.pathsep.join([str(Path(PYTHON).parent), os.environ["PATH"]]),
+    }
     ended = subprocess.run(command, capture_output=True, text=True, env=variables)
     assert ended.returncode == code, ended.stderr[-2000:]
     document = json.loads(ended.stdout)
@@ -52,6 +56,13 @@ def test_a_server_starts_and_fills_its_share_of_the_card(llama: Path) -> None:
     assert serving["kv_cache_bytes"] == serving["blocks"] * serving["block_tokens"] * 131072
     assert serving["concurrency"] == pytest.approx(serving["kv_cache_tokens"] / 8192, abs=0.01)
     assert document["peak"]["by_category"]["kv_cache"] == serving["kv_cache_bytes"]
+
+
+def test_a_server_compiles_and_captures_a_model_named_as_on_the_hub() -> None:
+    limits = ("--max-model-len", "2048", "--max-num-seqs", "1")
+    document = dry_run("h100-80gb", "HuggingFaceTB/SmolLM2-135M", *limits, code=0)
+    assert document["serving"]["graphs_bytes"] > 0
+    assert any("the Hub did not give HuggingFaceTB/SmolLM2-135M" in text for text in document["coverage"]["assumed"])
 
 
 def test_a_server_without_room_says_so_and_what_would_start_was_run(llama: Path) -> None:

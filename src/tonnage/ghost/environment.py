@@ -128,8 +128,8 @@ def forking(torch: Torch | None = None) -> dict[str, str]:
 def _kernel_caches() -> dict[str, str]:
     """Return the variables for the folders of compiled kernels, apart from those of real cards.
 
-    A real card must not load a ghost's kernels: NVRTC's are empty here, and Inductor and Triton choose among theirs
-    without having measured them.
+    A real card must not load a ghost's kernels: NVRTC's are empty here, and Inductor, Triton and vLLM's autotuner
+    choose among theirs without having measured them.
     """
     folder = cache_folder() / "compiled"
     with suppress(OSError):
@@ -144,6 +144,7 @@ def _kernel_caches() -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "TRITON_CACHE_DIR": str(folder / "triton"),
         "USE_PYTORCH_KERNEL_CACHE": "0",
+        "VLLM_CACHE_ROOT": str(folder / "vllm"),
     }
 
 

@@ -176,8 +176,9 @@ def run(
     estimate = further.with_later_phases(with_buckets_of_script(summed.estimate), summed.traces[0])
     if serves:
         estimate = engine_results.with_serving(estimate, made.results)
-    elif seconds:
-        estimate = _with_time(estimate, made.results.traces, cluster)
+    else:
+        estimate = engine_results.with_engine_in_training(estimate, made.results)
+        estimate = _with_time(estimate, made.results.traces, cluster) if seconds else estimate
     return replace(summed, estimate=replace(estimate, cards=documents))
 
 

@@ -93,11 +93,8 @@ def with_serving(estimate: Estimate, results: ProcessResults) -> Estimate:
         peak = replace(estimate.peak, process_bytes=0, low_bytes=0, high_bytes=0, by_category=unused)
         nothing = Coverage(assumed=tuple(assumptions(results)))
         return replace(estimate, peak=peak, ranks=(), serving=serving.to_json(), fits=False, coverage=nothing)
-    growth = next((facts["growth"] for facts in results.engines if "growth" in facts), None)
-    peak = estimate.peak if growth is None else _grown(estimate.peak, growth)
-    captured = max((facts.get("graphs_outside_bytes", 0) for facts in results.engines), default=0)
-    peak = _with_graphs(peak, captured) if captured else peak
-    modelled = [] if growth is None else [_describe_growth(growth)]
+    growth = _growth(results)
+    peak, modelled = _with_engine(estimate.peak, results)
     low_tokens, high_tokens = _token_interval(serving, growth)
     measured = replace(
         serving,
@@ -120,6 +117,42 @@ def with_serving(estimate: Estimate, results: ProcessResults) -> Estimate:
             assumed=(*coverage.assumed, *assumptions(results)),
         ),
     )
+
+
+def with_engine_in_training(estimate: Estimate, results: ProcessResults) -> Estimate:
+    """Return the estimate of a training command with what an engine in its processes takes (GRPO with vLLM in it)."""
+    if not is_ready(results):
+        return estimate
+    serving, coverage = summarise(results), estimate.coverage
+    held, tokens = serving.kv_cache_bytes, serving.kv_cache_tokens
+    if serving.blocks is None or not held or not tokens:  # a cache that generation makes and releases
+        return estimate
+    note = (
+        f"{serving.engine} runs in the processes that train; {format_size(held)} of KV cache hold {tokens:,} tokens."
+    )
+    peak, modelled = _with_engine(estimate.peak, results)
+    return replace(
+        estimate,
+        peak=peak,
+        notes=(*estimate.notes, note),
+        coverage=replace(
+            coverage,
+            modelled=(*coverage.modelled, *modelled),
+            assumed=(*coverage.assumed, *assumptions(results)),
+        ),
+    )
+
+
+def _growth(results: ProcessResults) -> Mapping[str, Any] | None:
+    return next((facts["growth"] for facts in results.engines if "growth" in facts), None)
+
+
+def _with_engine(peak: Peak, results: ProcessResults) -> tuple[Peak, list[str]]:
+    """Return a peak with what an engine takes outside torch's allocator, and what was modelled for it."""
+    growth = _growth(results)
+    captured = max((facts.get("graphs_outside_bytes", 0) for facts in results.engines), default=0)
+    peak = peak if growth is None else _grown(peak, growth)
+    return (_with_graphs(peak, captured) if captured else peak), [] if growth is None else [_describe_growth(growth)]
 
 
 def _grown(peak: Peak, growth: Mapping[str, Any]) -> Peak:

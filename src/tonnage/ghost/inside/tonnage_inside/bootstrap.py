@@ -64,8 +64,11 @@ def _start(torch: ModuleType, script: Script, environment: dict[str, str], hub: 
     ranks.prepare(torch, ghost)
     source = environment.get("TONNAGE_SOURCE", "ghost")
 
+    def answered() -> list[str]:
+        return [*policy.assumed(), *(hub.assumed() if hub is not None else ())]
+
     def assumed() -> list[str]:
-        return [*policy.assumed(), *(hub.assumed() if hub is not None else ()), *watch.describe_omissions()]
+        return [*answered(), *watch.describe_omissions()]
 
     recorded = recording.Recording(watch, environment["TONNAGE_OUT"], source, assumed)
     recorded.counts = bool(environment.get("TONNAGE_COUNTED"))
@@ -76,7 +79,7 @@ def _start(torch: ModuleType, script: Script, environment: dict[str, str], hub: 
     watch.follow_script()
     watch.script = script
     watch.start()
-    Engines(watch, environment["TONNAGE_OUT"], recorded.ended, policy.assumed).listen()
+    Engines(watch, environment["TONNAGE_OUT"], recorded.ended, answered).listen()
     torch.cuda._lazy_call(lambda: allocator_guard.install(torch))
     torch.cuda._lazy_call(recorded.begin)
     optimizer.register_optimizer_step_post_hook(recorded.note)

@@ -91,7 +91,10 @@ class Hub:
         return hf_hub_download
 
     def _downloading_all(self, original: Any) -> Any:
-        """Return `snapshot_download` that notes what the Hub withholds; callers look for single files afterwards."""
+        """Return `snapshot_download` that gives a folder with the catalog's files for a repository as a whole.
+
+        Callers that name files look for each of them afterwards, so that for these a refusal is only noted.
+        """
 
         @functools.wraps(original)
         def snapshot_download(repo_id: str, *args: Any, **kwargs: Any) -> Any:
@@ -101,9 +104,12 @@ class Hub:
             try:
                 return original(repo_id, *args, **kwargs)
             except Exception as error:
-                if is_known and _is_refusal(error):
-                    self._withheld.add(_key(repo_id))
-                raise
+                if not is_known or not _is_refusal(error):
+                    raise
+                self._withheld.add(_key(repo_id))
+                if kwargs.get("allow_patterns") is not None:
+                    raise
+                return self._write_all(repo_id)
 
         return snapshot_download
 
@@ -155,6 +161,11 @@ class Hub:
             draft.rename(path)
         self._answered.setdefault(repository, set()).add(name)
         return str(path)
+
+    def _write_all(self, repository: str) -> str:
+        """Return the folder with all files that stand for the Hub's."""
+        written = [self._write(repository, name) for name in ("config.json", *made_up_tokens.NAMES)]
+        return os.path.dirname(str(written[0]))
 
 
 def _key(repository: str) -> str:

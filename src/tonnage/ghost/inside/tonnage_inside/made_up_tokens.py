@@ -8,6 +8,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+NAMES = ("tokenizer.json", "tokenizer_config.json")
+"""Files of a tokenizer."""
+
 _MERGES = 8192
 """Tokens that are learned; learning them takes about a second."""
 
@@ -42,8 +45,8 @@ def files(config: Mapping[str, Any], repository: str) -> dict[str, Callable[[], 
         return {}
     special = _special_tokens(text, repository)
     return {
-        "tokenizer.json": lambda: _tokenizer(size, special),
-        "tokenizer_config.json": lambda: _tokenizer_config(text, special, repository),
+        NAMES[0]: lambda: _tokenizer(size, special),
+        NAMES[1]: lambda: _tokenizer_config(text, special, repository),
     }
 
 

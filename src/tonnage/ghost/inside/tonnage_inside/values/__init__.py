@@ -87,6 +87,7 @@ _OF_LIBRARIES: tuple[tuple[str, Callable[[Policy, ModuleType], None]], ...] = (
     ("flashinfer.jit.core", jit.patch),
     ("vllm.engine.arg_utils", serving.patch_arguments),
     ("vllm.v1.worker.gpu.model_runner", serving.patch_sampler),
+    ("vllm.v1.worker.gpu_worker", serving.patch_worker),
     ("torch.hub", downloads.patch_hub),
     ("timm.models._builder", downloads.patch_timm),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,6 +46,33 @@ def hidden_from_modes(torch: Any) -> Any:
     A mode that compares the operations of forward and backward, as checkpointing does, must find the same in both.
     """
     return torch._C._DisableTorchDispatch()
+
+
+@contextlib.contextmanager
+def without_following(torch: Any) -> Iterator[None]:
+    """Set this package's modes aside: code that saves what Dynamo compiles would have to save them with it."""
+    ours = _take_modes(torch, keep_others=True)
+    try:
+        yield
+    finally:
+        others = _take_modes(torch)
+        for mode in sorted([*ours, *others], key=_is_ours, reverse=True):
+            torch._C._push_on_torch_function_stack(mode)
+
+
+def _take_modes(torch: Any, *, keep_others: bool = False) -> list[Any]:
+    """Take all modes from the stack, and return them, the lowest first; with `keep_others` only this package's."""
+    modes = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())][::-1]
+    if not keep_others:
+        return modes
+    for mode in modes:
+        if not _is_ours(mode):
+            torch._C._push_on_torch_function_stack(mode)
+    return [mode for mode in modes if _is_ours(mode)]
+
+
+def _is_ours(mode: Any) -> bool:
+    return type(mode).__module__.startswith(f"{__package__}.")
 
 
 def is_sparse(torch: Any, tensor: Any) -> bool:

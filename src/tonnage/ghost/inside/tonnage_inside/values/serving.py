@@ -9,8 +9,11 @@ from __future__ import annotations
 import functools
 import json
 import os
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
+
+from .integers import without_following
 
 if TYPE_CHECKING:
     from .policy import Policy
@@ -20,6 +23,13 @@ _READ: Final = ("auto", "hf", "safetensors", "pt", "npcache", "fastsafetensors",
 
 _TOKENIZERS: Final = ("tokenizer", "vocab", "merges", "tekken", "spiece", "sentencepiece")
 """Beginnings of the names of a tokenizer's files."""
+
+
+_STEPS: Final = (
+    *("load_model", "determine_available_memory", "initialize_from_config", "compile_or_warm_up_model"),
+    *("execute_model", "sample_tokens", "execute_dummy_batch"),
+)
+"""Methods of vLLM's worker that compute on the card."""
 
 
 def patch_arguments(policy: Policy, module: ModuleType) -> None:
@@ -71,6 +81,25 @@ def patch_sampler(policy: Policy, module: ModuleType) -> None:
         return result
 
     module.GPUModelRunner.sample = sampled
+
+
+def patch_worker(policy: Policy, module: ModuleType) -> None:
+    """Patch `vllm.v1.worker.gpu_worker`: nothing follows the numbers of an engine's own steps.
+
+    What the engine reads of them is the sampled tokens (`patch_sampler`), and it saves what Dynamo compiles.
+    """
+
+    def apart(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with without_following(policy.torch):
+                return original(*args, **kwargs)
+
+        return run
+
+    for name in _STEPS:
+        if hasattr(module.Worker, name):
+            setattr(module.Worker, name, apart(getattr(module.Worker, name)))
 
 
 def _harmless_word(config: Any) -> int:

@@ -32,6 +32,7 @@ class Worker:
         self.model_runner.model_memory_usage = torch.cuda.memory_allocated()
 
     def determine_available_memory(self) -> int:
+        assert not torch.overrides._get_current_function_mode_stack()  # they would be saved with what is compiled
         weights = self.model_runner.model_memory_usage
         with memory_profiling(self.before, weights) as result, torch.inference_mode():
             self.layer(torch.zeros(2048, 4096, device="cuda", dtype=torch.bfloat16))
