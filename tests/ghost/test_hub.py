@@ -92,7 +92,13 @@ def test_the_catalog_answers_where_the_hub_does_not(
 
 
 @pytest.mark.parametrize(
-    ("repository", "files"), [("meta-llama/Llama-3.2-1B", 3), ("google/vit-base-patch16-224", 1)]
+    ("repository", "files"),
+    [
+        ("meta-llama/Llama-3.2-1B", 3),
+        ("google/vit-base-patch16-224", 1),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", 4),
+        ("Qwen/Qwen3-VL-8B-Instruct", 5),
+    ],
 )
 def test_a_repository_as_a_whole_is_a_folder_of_what_is_made(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, repository: str, files: int
@@ -101,6 +107,7 @@ def test_a_repository_as_a_whole_is_a_folder_of_what_is_made(
     folder = Path(library.snapshot_download(repository, ignore_patterns="*"))
     assert json.loads((folder / "config.json").read_text())["torch_dtype"]
     assert len(list(folder.iterdir())) == files
+    assert ("sizes published" in hub.assumed()[0]) == (files > 3)
     with pytest.raises(LocalEntryNotFoundError):  # the caller looks for the files that it named
         library.snapshot_download(repository, allow_patterns=["config.json"])
 

@@ -7,10 +7,16 @@ import pytest
 
 import tonnage
 from estimates import fitting
+from tonnage.catalog.models import find_model
 from tonnage.errors import CannotEstimate, TonnageError, UsageError
 from tonnage.estimates.from_traces import Run
+from tonnage.ghost.environment import PATH
 from tonnage.script import engine_start
 from tonnage.serving.answer import Serving
+
+sys.path.extend(PATH.split(":"))
+
+from tonnage_inside import made_up_processors
 
 STARTED = Serving(engine="vllm 0.33.0", starts=True, kv_cache_tokens=1000, low_tokens=990, high_tokens=1010)
 
@@ -48,12 +54,21 @@ def test_an_engine_that_is_there_answers(engine):
     assert str(answer).startswith("STARTS")
 
 
+@pytest.mark.parametrize("model", ["qwen2.5-vl-7b", "qwen3-vl-8b"])
+def test_a_network_with_images_is_named_so_that_its_processor_is_made_up(engine, model):
+    assert ask(model).ran is not None
+    [(command, _)] = engine
+    known = find_model(model)
+    assert command[command.index("--model") + 1] == known.hub
+    assert "preprocessor_config.json" in made_up_processors.files(known.config())
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
         ({"engine": "vllm@0.19.0"}, "vllm 0.33.0 is installed, and 0.19.0 was asked about"),
         ({"engine": "sglang"}, "sglang is not run here"),
-        ({"model": "qwen2.5-vl-3b"}, "with images the engine needs a folder with the tokenizer's files"),
+        ({"model": "llava-1.5-7b"}, "with images the engine needs a folder with the tokenizer's files"),
         ({"quantization": "awq-int4"}, "the engine needs a checkpoint in awq-int4"),
     ],
     ids=str,

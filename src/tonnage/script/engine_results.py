@@ -124,12 +124,11 @@ def with_engine_in_training(estimate: Estimate, results: ProcessResults) -> Esti
     if not is_ready(results):
         return estimate
     serving, coverage = summarise(results), estimate.coverage
-    held, tokens = serving.kv_cache_bytes, serving.kv_cache_tokens
-    if serving.blocks is None or not held or not tokens:  # a cache that generation makes and releases
+    held, blocks = serving.kv_cache_bytes, serving.blocks
+    if not held or not blocks:  # a cache that generation makes and releases
         return estimate
-    note = (
-        f"{serving.engine} runs in the processes that train; {format_size(held)} of KV cache hold {tokens:,} tokens."
-    )
+    pool = f"{format_size(held)} of KV cache in {blocks:,} blocks of {serving.block_tokens} tokens"
+    note = f"{serving.engine} runs in the processes that train, with {pool}."
     peak, modelled = _with_engine(estimate.peak, results)
     return replace(
         estimate,

@@ -5,6 +5,7 @@ its own defaults.  Where it cannot be run, the closed form stays, with a sentenc
 """
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -34,6 +35,8 @@ TIMEOUT_SECONDS: Final = 900.0
 _SERVER: Final = "vllm.entrypoints.openai.api_server"
 _LOOK: Final = "import importlib.metadata as m; print(m.version('vllm'))"
 _PROCESSOR: Final = "preprocessor_config.json"
+_WITH_PROCESSOR: Final = ("qwen2_5_vl", "qwen3_vl")
+"""Types of the catalog's networks with images whose processors are made up (`tonnage_inside.made_up_processors`)."""
 _LOOK_SECONDS: Final = 60.0
 
 
@@ -88,7 +91,13 @@ def _with_engine(
         command = [python or sys.executable, "-m", _SERVER, "--model", model, "--port", f"{_free_port()}", *words]
         lengths = None if answer.load is None else answer.load.lengths
         run = dry_run.run(
-            command, cluster, timeout_seconds=TIMEOUT_SECONDS, seconds=False, requests=lengths, progress=progress
+            command,
+            cluster,
+            timeout_seconds=TIMEOUT_SECONDS,
+            seconds=False,
+            requests=lengths,
+            variables={**os.environ, "HF_HUB_OFFLINE": "1"},
+            progress=progress,
         )
     estimate = replace(
         run.estimate,
@@ -114,9 +123,14 @@ def _why_not(answer: ServingAnswer, python: str | None) -> str | None:
     states_format = "quantization_config" in network.config
     if full.quantization.bits < 16 and full.quantization.flags is None and not states_format:
         return f"the engine needs a checkpoint in {full.quantization.name}"
-    if network.has_towers and not (Path(network.model) / _PROCESSOR).is_file():
+    if network.has_towers and not _has_processor(network):
         return f"with images the engine needs a folder with the tokenizer's files and {_PROCESSOR}"
     return None
+
+
+def _has_processor(network: ServedNetwork) -> bool:
+    is_made_up = find_model(network.model) is not None and network.config.get("model_type") in _WITH_PROCESSOR
+    return is_made_up or (Path(network.model) / _PROCESSOR).is_file()
 
 
 def _asked_version(engine: str) -> str:
@@ -144,10 +158,15 @@ def _installed(python: str) -> str | None:
 
 
 def _write_model(network: ServedNetwork, folder: Path) -> str:
-    """Return the folder of a network: the user's own, or one with its configuration."""
+    """Return the folder of a network, the user's own or one with its configuration; its name for one with images.
+
+    The dry-run has the tokenizer and the processor of a name in the catalog.
+    """
     if Path(network.model).is_dir():
         return str(Path(network.model).resolve())
     known = find_model(network.model)
+    if known is not None and network.has_towers:
+        return known.hub
     config = dict(network.config) | ({} if known is None else {"torch_dtype": published_dtype(known)})
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -8,14 +8,14 @@ that the Hub or its local cache has are taken from there.
 import functools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tonnage_recorder.imports import after_import
 
-from . import made_up_tokens
+from . import made_up_processors, made_up_tokens
 
 _REACH_SECONDS = 5
 """Time limit of the question whether the Hub can be reached; a download would be tried again for half a minute."""
@@ -49,6 +49,7 @@ class Hub:
             f"the Hub did not give {repository}: its configuration is the catalog's, with weights in "
             f"{self._models[_key(repository)]['dtype']}"
             + ("; its tokenizer makes up tokens, of a vocabulary as large" if "tokenizer.json" in names else "")
+            + ("; its processor takes images of the sizes published" if "preprocessor_config.json" in names else "")
             for repository, names in sorted(self._answered.items())
         ]
 
@@ -145,27 +146,35 @@ class Hub:
                 constants.HF_HUB_OFFLINE = True
         return self._reached
 
-    def _write(self, repository: str, name: str) -> str | None:
-        """Return the path of a file that stands for the Hub's; None for one that is not made."""
+    def _makers(self, repository: str) -> dict[str, Callable[[], Any]]:
+        """Return the makers of the files that stand for the Hub's, by name."""
         known = self._models[_key(repository)]
         config = json.loads(Path(known["config"]).read_text(encoding="utf-8"))
-        content = {"config.json": lambda: {**config, "torch_dtype": known["dtype"]}}
-        content |= made_up_tokens.files(config, repository)
-        if name not in content:
+        return {
+            "config.json": lambda: {**config, "torch_dtype": known["dtype"]},
+            **made_up_tokens.files(config, repository),
+            **made_up_processors.files(config),
+        }
+
+    def _write(self, repository: str, name: str) -> str | None:
+        """Return the path of a file that stands for the Hub's; None for one that is not made."""
+        makers = self._makers(repository)
+        if name not in makers:
             return None
         path = self._folder / repository.replace("/", "--") / name
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             draft = path.with_name(f"{name}.{os.getpid()}")  # several ranks may write it at the same time
-            draft.write_text(json.dumps(content[name]()), encoding="utf-8")
+            draft.write_text(json.dumps(makers[name]()), encoding="utf-8")
             draft.rename(path)
         self._answered.setdefault(repository, set()).add(name)
         return str(path)
 
     def _write_all(self, repository: str) -> str:
         """Return the folder with all files that stand for the Hub's."""
-        written = [self._write(repository, name) for name in ("config.json", *made_up_tokens.NAMES)]
-        return os.path.dirname(str(written[0]))
+        for name in self._makers(repository):
+            self._write(repository, name)
+        return str(self._folder / repository.replace("/", "--"))
 
 
 def _key(repository: str) -> str:

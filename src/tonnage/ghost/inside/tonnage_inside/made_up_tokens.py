@@ -8,9 +8,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-NAMES = ("tokenizer.json", "tokenizer_config.json")
-"""Files of a tokenizer."""
-
 _MERGES = 8192
 """Tokens that are learned; learning them takes about a second."""
 
@@ -32,6 +29,14 @@ _CHATS = ("instruct", "chat", "-it", "zephyr", "assistant", "qwen3", "gpt-oss", 
 _ENCODERS = {"bert": {"[PAD]": 0, "[UNK]": 100, "[CLS]": 101, "[SEP]": 102, "[MASK]": 103}}
 """Special tokens of types whose configurations do not number them."""
 
+_PLACES = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+}
+"""Tokens of Qwen's networks for images that their configurations number, and that their processors look up."""
+
 _PADS = ("qwen", "smollm", "deepseek", "bert")
 """Parts of repositories' names whose tokenizers pad although the configuration numbers no token for it."""
 
@@ -44,9 +49,10 @@ def files(config: Mapping[str, Any], repository: str) -> dict[str, Callable[[], 
     if not isinstance(size, int):
         return {}
     special = _special_tokens(text, repository)
+    named = {**special, **_places(text)}
     return {
-        NAMES[0]: lambda: _tokenizer(size, special),
-        NAMES[1]: lambda: _tokenizer_config(text, special, repository),
+        "tokenizer.json": lambda: _tokenizer(size, named),
+        "tokenizer_config.json": lambda: _tokenizer_config(text, special, repository),
     }
 
 
@@ -65,6 +71,13 @@ def _special_tokens(text: Mapping[str, Any], repository: str) -> dict[str, tuple
     if "pad" not in roles and "eos" in roles and any(part in repository.lower() for part in _PADS):
         roles["pad"] = roles["eos"]
     return roles
+
+
+def _places(text: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
+    """Return token and number of the places of images and videos in a text of Qwen's networks."""
+    if not str(text.get("model_type")).startswith("qwen"):
+        return {}
+    return {name: (token, text[name]) for name, token in _PLACES.items() if isinstance(text.get(name), int)}
 
 
 def _tokenizer_config(text: Mapping[str, Any], special: Mapping[str, Any], repository: str) -> dict[str, Any]:

@@ -88,6 +88,7 @@ _OF_LIBRARIES: tuple[tuple[str, Callable[[Policy, ModuleType], None]], ...] = (
     ("vllm.engine.arg_utils", serving.patch_arguments),
     ("vllm.v1.worker.gpu.model_runner", serving.patch_sampler),
     ("vllm.v1.worker.gpu_worker", serving.patch_worker),
+    ("vllm.distributed.device_communicators.cuda_wrapper", serving.patch_runtime),
     ("torch.hub", downloads.patch_hub),
     ("timm.models._builder", downloads.patch_timm),
 )

@@ -102,6 +102,23 @@ def patch_worker(policy: Policy, module: ModuleType) -> None:
             setattr(module.Worker, name, apart(getattr(module.Worker, name)))
 
 
+def patch_runtime(policy: Policy, module: ModuleType) -> None:
+    """Patch `vllm.distributed.device_communicators.cuda_wrapper`: it takes the ghost's CUDA runtime.
+
+    torchvision's wheel brings NVIDIA's own, which works with NVIDIA's driver alone, and may be loaded first.
+    """
+    find = module.find_loaded_library
+
+    @functools.wraps(find)
+    def find_loaded_library(name: str) -> str | None:
+        preloaded = os.environ.get("LD_PRELOAD", "").split(os.pathsep)
+        ours = (path for path in preloaded if os.path.basename(path).startswith(f"{name}."))
+        found: str | None = next(ours, None) or find(name)
+        return found
+
+    vars(module)["find_loaded_library"] = find_loaded_library
+
+
 def _harmless_word(config: Any) -> int:
     """Return a token that ends no text."""
     ends = getattr(config, "eos_token_id", None)
