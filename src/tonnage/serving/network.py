@@ -107,6 +107,9 @@ def make_network(
 ) -> ServedNetwork:
     """Return the network of a configuration, as the user named it `model`."""
     shape, towers, has_rough_tower = _dimensions(reference)
+    published_model = find_model(model)
+    if published_model is not None and shape is not None and towers and not has_rough_tower:
+        towers = published_model.parameters - shape.parameters  # with parts between tower and text
     is_rough = shape is None and bool(stored)
     if is_rough:  # its weights are in the files; the rest needs only widths
         shape = _rough_shape(reference)
