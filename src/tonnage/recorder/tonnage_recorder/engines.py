@@ -324,7 +324,8 @@ class Engines:
         def update(cache: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(cache, *args, **kwargs)
             if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
-                self._follow(cache, kwargs["layer_idx"] if "layer_idx" in kwargs else args[position - 1])
+                with torch._C.DisableTorchFunction():  # modes that follow what a program does need not see this
+                    self._follow(cache, kwargs["layer_idx"] if "layer_idx" in kwargs else args[position - 1])
             return result
 
         return update

@@ -12,13 +12,13 @@ import functools
 import importlib
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tonnage_recorder.imports import after_import
 
 from . import computed_number, integers
-from .integers import KNOWN_BYTES, count_writes, hidden_from_modes, is_small, without_values
+from .integers import KNOWN_BYTES, count_writes, hidden_from_modes, without_values
 from .policy import memory_of
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 MOST_GUESSED = 64
 """Largest number of elements of a tensor from which a guess follows by the operation itself: a few losses."""
 
-_READ = ("item", "tolist", "cpu", "numpy", "__array__", "__format__", "__repr__")
+_READ = frozenset(("item", "tolist", "cpu", "numpy", "__array__", "__format__", "__repr__"))
 """Methods that read a tensor on the host."""
-_TRUTH = ("__bool__", "__float__", "__int__", "__index__", "__complex__")
+_TRUTH = frozenset(("__bool__", "__float__", "__int__", "__index__", "__complex__"))
 _MOVED = ("to", "copy_", "type")
 """Methods that read a tensor on the host if their result is there."""
 _UNCHANGED = ("_amp_foreach_non_finite_check_and_unscale_",)
@@ -47,16 +47,48 @@ _PROBABILITIES: dict[str, Callable[[int], float]] = {
     "logsigmoid": lambda classes: math.log(0.5),
 }
 """The usual value of results, by the number of classes."""
-_KEEPING = (
-    *("float", "double", "half", "bfloat16", "to", "type", "mean", "max", "min", "amax", "amin", "median", "detach"),
-    *("clone", "contiguous", "view", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "t"),
-    *("__getitem__", "gather", "index_select", "select", "narrow", "chunk", "split", "topk", "sort", "cat", "stack"),
+_KEEPING = frozenset(
+    (
+        *(
+            "float",
+            "double",
+            "half",
+            "bfloat16",
+            "to",
+            "type",
+            "mean",
+            "max",
+            "min",
+            "amax",
+            "amin",
+            "median",
+            "detach",
+        ),
+        *("clone", "contiguous", "view", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "t"),
+        *(
+            "__getitem__",
+            "gather",
+            "index_select",
+            "select",
+            "narrow",
+            "chunk",
+            "split",
+            "topk",
+            "sort",
+            "cat",
+            "stack",
+        ),
+    )
 )
 """Functions whose results have the usual value of what they are given."""
 _COUNTING = ("sum", "count_nonzero")
+_NOTED = frozenset((*_PROBABILITIES, *_KEEPING, *_COUNTING))
+"""Functions whose results may have a usual value."""
 _OVERWRITING = ("copy_", "zero_", "fill_", "_foreach_zero_", "_foreach_copy_")
 """Functions in which the old values of what they write do not matter."""
 
+
+_NESTED = (list, tuple, dict)
 
 _Arguments = tuple[Any, Any, dict[int, Any]] | None
 """Arguments of a function on the host, and each tensor among them by its address on the card."""
@@ -102,6 +134,8 @@ class _Numbers:
 
     def __init__(self, policy: Policy) -> None:
         self._policy, self._torch = policy, policy.torch
+        self._tensor, self._strided = self._torch.Tensor, self._torch.strided
+        self._kinds = (self._tensor, self._torch.nn.Parameter)
         self._usual: dict[int, tuple[Any, float]] = {}
         self._versions: dict[int, int] = {}
         """By address, how often a tensor had been written when its values became known."""
@@ -141,36 +175,47 @@ class _Numbers:
         if written and name not in _UNCHANGED:
             self._overwrite(function, written, before, guessed)
         if not in_place:
-            self._complete(function, name, args, options, result)
+            self._complete(function, name, args, options, result, small)
         return result
 
     def _plain(self, value: Any) -> Any:
         """Return the tensor that has the memory: of a number that all ranks have, this rank's."""
-        if not isinstance(value, self._torch.Tensor):
+        if type(value) in self._kinds or not isinstance(value, self._tensor):
             return value
         local = getattr(value, "_local_tensor", None)
         return local if local is not None and local.numel() == value.numel() == 1 else value
 
     def _small(self, values: Any) -> list[Any]:
         """Return the small tensors on the card among nested values."""
-        return [each for each in map(self._plain, _flattened(values)) if self._is_small(each)]
+        kinds, is_small, found = self._kinds, self._is_small, []
+        for value in _flattened(values):  # as few calls as possible, since this runs for every call of a program
+            if type(value) in kinds:
+                if is_small(value):
+                    found.append(value)
+            elif isinstance(value, self._tensor) and is_small(plain := self._plain(value)):
+                found.append(plain)
+        return found
 
     def _is_small(self, value: Any) -> bool:
-        torch = self._torch
-        return type(value) in (torch.Tensor, torch.nn.Parameter) and is_small(torch, value, numbers=True)
+        is_strided = type(value) in self._kinds and value.is_cuda and value.layout is self._strided
+        return is_strided and value.nbytes <= KNOWN_BYTES
 
     # -- what a function makes
 
-    def _complete(self, function: Any, name: str, args: Any, options: Any, result: Any) -> None:
-        """Make known the small results of a function, or guess them."""
-        results = self._small(result)
-        wanted = [each for each in results if not self._is_readable(each)]
+    def _complete(self, function: Any, name: str, args: Any, options: Any, result: Any, small: list[Any]) -> None:
+        """Make known the small results of a function, or guess them; `small` are the small tensors it was given."""
+        wanted = self._small(result)
+        is_unknown = any(type(each) is not self._tensor or each.requires_grad for each in small)
+        is_unknown = is_unknown or not all(map(self._is_readable, small))
+        if is_unknown:  # most calls of a network end here
+            wanted = [each for each in wanted if each.numel() == 1 or name in _COUNTING]
+        wanted = [each for each in wanted if not self._is_readable(each)]
         if not wanted or without_values(name):
-            if self._usual or name in _PROBABILITIES:
+            if is_unknown or self._usual or name in _PROBABILITIES:
                 self._note_usual(name, args, result)
             return
         computed = None
-        if not all(each.requires_grad for each in wanted):
+        if not is_unknown and not all(each.requires_grad for each in wanted):
             computed = self._computed(function, self._on_host(args, options))
         if computed is not None:
             for made, value in zip(_flattened(result), _flattened(computed[0]), strict=False):
@@ -246,7 +291,7 @@ class _Numbers:
 
     def _known(self, tensor: Any) -> Any:
         """Return the values of a small tensor that is known and hangs on no weights, else None."""
-        if tensor.requires_grad or isinstance(tensor, self._torch.nn.Parameter):
+        if tensor.requires_grad or type(tensor) is not self._torch.Tensor:
             return None
         self._forget_stale(tensor)
         return self._policy.known(tensor)
@@ -351,6 +396,8 @@ class _Numbers:
 
     def _note_usual(self, name: str, args: Any, result: Any) -> None:
         """Note the usual value of a function's results, if it makes probabilities or is given some."""
+        if name not in _NOTED:
+            return
         given = next((each for each in _flattened(args) if self._is_strided(each)), None)
         made = [each for each in _flattened(result) if self._is_strided(each)]
         if given is None or not made:
@@ -362,8 +409,6 @@ class _Numbers:
             usual = _PROBABILITIES[name](made[0].shape[-1] if made[0].ndim else 1)
         elif name in _COUNTING and usual is not None:
             usual = usual * given.numel() / max(1, made[0].numel())
-        elif name not in _KEEPING:
-            return
         if usual is None:
             return
         for each in made:
@@ -379,7 +424,9 @@ class _Numbers:
 
     def _is_strided(self, value: Any) -> bool:
         torch = self._torch
-        return isinstance(value, torch.Tensor) and value.is_cuda and self._policy.is_plain(value.detach())
+        if type(value) not in self._kinds or not value.is_cuda or value.layout is not torch.strided:
+            return False
+        return not torch._C._functorch.is_functorch_wrapped_tensor(value)
 
     # -- reads
 
@@ -435,15 +482,17 @@ class _Numbers:
         return result
 
 
-def _flattened(value: Any) -> Iterator[Any]:
-    """Yield the values in nested lists, tuples and dictionaries."""
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from _flattened(item)
-    elif isinstance(value, dict):
-        yield from _flattened(list(value.values()))
-    else:
-        yield value
+def _flattened(value: Any) -> list[Any]:
+    """Return the values in nested lists, tuples and dictionaries."""
+    if not isinstance(value, _NESTED):
+        return [value]
+    leaves = []
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, _NESTED):
+            leaves += _flattened(item)
+        else:
+            leaves.append(item)
+    return leaves
 
 
 @functools.cache

@@ -240,4 +240,6 @@ def memory_of(tensor: Any) -> tuple[int, int]:
 
 def _reach(tensor: Any) -> int:
     """Return the number of elements from a tensor's first to its last, including gaps."""
+    if tensor.is_contiguous():
+        return int(tensor.numel()) or 1
     return int(1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)))
