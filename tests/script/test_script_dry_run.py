@@ -37,16 +37,19 @@ def test_nothing_is_added_where_the_verdict_goes_elsewhere():
 
 
 @pytest.mark.parametrize(
-    ("command", "names_rank"),
+    ("command", "processes", "names_rank"),
     [
-        ("torchrun --nproc-per-node 2 train.py", True),
-        ("python -m accelerate.commands.launch train.py", True),
-        ("deepspeed train.py", True),
-        ("python train.py", False),
+        ("torchrun --nproc-per-node 2 train.py", (), True),
+        ("python -m accelerate.commands.launch train.py", (), True),
+        ("deepspeed train.py", (), True),
+        ("python train.py", (), False),
+        ("python fabric.py", ("fabric.py", "fabric.py"), True),
+        ("python spawn.py", ("spawn.py SpawnProcess-1", "spawn.py SpawnProcess-2"), False),
     ],
 )
-def test_a_time_out_names_what_takes_less_time(command: str, names_rank: bool) -> None:
-    nothing = ProcessResults(traces=(), others=(), cut_off=(), names={})
+def test_a_time_out_names_what_takes_less_time(command: str, processes: tuple[str, ...], names_rank: bool) -> None:
+    names = {100 + rank: (rank, name) for rank, name in enumerate(processes)}
+    nothing = ProcessResults(traces=(), others=(), cut_off=(), names=names)
     with pytest.raises(TrialFailed, match=r"stopped after 9 s.*--timeout") as raised:
         ending.judge(command.split(), nothing, None, 3, 9.0)
     assert ("--rank 0" in str(raised.value)) == names_rank

@@ -45,6 +45,9 @@ _MOST_NAMES: Final = 4
 _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "/torch/")
 """Parts of the paths of frames that are not in the program's own code."""
 
+_FORKED: Final = re.compile(r" \w*(Process|Worker)-\d")
+"""Part of the name of a process that Python's multiprocessing has started."""
+
 _NOT_REACHED: Final = (
     "No Python that it started found the ghost: it started none, or Python did not get its environment (env -i, "
     "sudo, a container), or was told to ignore it (python -I, -E or -S)."
@@ -103,7 +106,7 @@ def judge(
         latest = min(results.traces, key=lambda trace: trace.steps)
         where = _describe_stop(latest, timeout_seconds, steps)
         if done < ENOUGH_STEPS:
-            raise TrialFailed(f"{where} {_suggest_time(command)}")
+            raise TrialFailed(f"{where} {_suggest_time(command, results)}")
         return [*notes, where]
     lost = [describe_cut_off(results.cut_off)] if results.cut_off else []
     if ended > 0:
@@ -224,9 +227,14 @@ def locate_failure(stack: Sequence[str]) -> str:
     return stack[-1] if not own or own[-1] == stack[-1] else f"{own[-1]}, in {stack[-1]}"
 
 
-def _suggest_time(command: Sequence[str]) -> str:
-    """Return what to do about a command that takes too long: several ranks take turns on the processor."""
-    if launchers.is_launched(list(command)):
+def _suggest_time(command: Sequence[str], results: ProcessResults) -> str:
+    """Return what to do about a command that takes too long: several ranks take turns on the processor.
+
+    Ranks that a program starts by itself as commands (Lightning, Fabric) are run alone by `--rank`, too.
+    """
+    starts_commands = not any(_FORKED.search(name) for _, name in results.names.values())
+    has_ranks = starts_commands and len({rank for rank, _ in results.names.values()}) > 1
+    if has_ranks or launchers.is_launched(list(command)):
         return "Give it more time with --timeout, or run one of its ranks alone with --rank 0."
     return "Give it more time with --timeout."
 
@@ -288,7 +296,7 @@ def _explain_no_trace(command: list[str], results: ProcessResults, ended: int | 
     progress = f" {describe_cut_off(results.cut_off)}" if results.cut_off else ""
     if ended is None:
         where = progress or " It had not used the GPU until then."
-        return f"The command was stopped after {timeout_seconds:.0f} s.{where} {_suggest_time(command)}"
+        return f"The command was stopped after {timeout_seconds:.0f} s.{where} {_suggest_time(command, results)}"
     if ended < 0:
         name = name_signal(-ended)
         why = " A host that runs out of memory ends processes like this." if name == "SIGKILL" else ""

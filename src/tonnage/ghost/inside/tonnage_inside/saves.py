@@ -86,8 +86,10 @@ class Saves:
         @functools.wraps(original)
         def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
             if not isinstance(f, str | os.PathLike):
-                mine = self._files.holds(getattr(f, "name", None))
-                return original(obj, _Hollow(f) if mine else f, *args, **kwargs)
+                if not self._files.holds(getattr(f, "name", None)):
+                    return original(obj, f, *args, **kwargs)
+                with _without_checksums(serialization):
+                    return original(obj, _Hollow(f), *args, **kwargs)
             path = str(self.path_for_writing(f))
             with _without_bytes(serialization, kwargs.get("_use_new_zipfile_serialization", True)):
                 original(obj, path, *args, **kwargs)
@@ -117,7 +119,7 @@ class Saves:
         """Redirect every path of torch.distributed.checkpoint that is written, or was written by this run."""
         files: Any = module
         base: Any = files.FileSystem
-        here, kept = self.path_for_writing, self._saved_path
+        here, kept, serialization = self.path_for_writing, self._saved_path, self._torch.serialization
 
         class Elsewhere(base):  # type: ignore[misc]
             """Files of this run, and other files for reading."""
@@ -126,7 +128,11 @@ class Saves:
             def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
                 writes = "w" in mode
                 with super().create_stream(here(path) if writes else kept(path) or path, mode) as stream:
-                    yield _Hollow(stream) if writes and str(path).endswith(_TENSORS) else stream
+                    if writes and str(path).endswith(_TENSORS):
+                        with _without_checksums(serialization):
+                            yield _Hollow(stream)
+                    else:
+                        yield stream
 
             def mkdir(self, path: Any) -> None:
                 super().mkdir(here(path))
@@ -284,6 +290,17 @@ def _without_bytes(serialization: Any, zipped: bool) -> contextlib.AbstractConte
     """Return a context in which torch leaves out tensors' bytes, if it can and the file is a zip archive."""
     skipping = getattr(serialization, "skip_data", None)
     return skipping() if skipping is not None and zipped else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _without_checksums(serialization: Any) -> Iterator[None]:
+    """Have torch not read tensors for the checksums of a file, which takes a second for 2 GB."""
+    before = serialization.get_crc32_options()
+    serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        serialization.set_crc32_options(before)
 
 
 _SMALL_BYTES = 1 << 16
