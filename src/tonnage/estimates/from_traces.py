@@ -33,7 +33,7 @@ from tonnage.units import format_size, pluralise
 CURVE_POINTS: Final = 400
 """Most points of the memory curve; between them the highest counts."""
 
-BESIDES: Final = ("evaluate", "generate", "save", "resume")
+BESIDES: Final = ("evaluate", "generate", "save", "merge", "resume")
 """Phases besides the steps, which take at most a third of the curve."""
 
 

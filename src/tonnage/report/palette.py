@@ -72,6 +72,7 @@ PHASE_LETTERS: Final = {
     "generate": "g",
     "reference": "R",
     "save": "s",
+    "merge": "m",
     "resume": "l",
     "other": " ",
 }

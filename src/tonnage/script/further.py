@@ -9,7 +9,10 @@ from tonnage.estimates.estimate import Estimate, PhasePeak
 from tonnage.trace.trace import Trace
 from tonnage.units import format_size, pluralise
 
-_SHOWN: Final = {"evaluation": "evaluate", "generate": "generate", "save": "save", "reference": "reference"}
+_SHOWN: Final = {
+    "evaluation": "evaluate",
+    **{name: name for name in ("generate", "save", "merge", "reference")},
+}
 """Phases that a report shows although they came after the steps, by their names in a trace."""
 
 

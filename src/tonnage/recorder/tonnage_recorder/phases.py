@@ -1,4 +1,4 @@
-"""Names what a program does beside its steps: it generates, saves, or asks a reference network.
+"""Names what a program does beside its steps: it generates, saves, merges adapters, or asks a reference network.
 
 The calls are known by name; within one of them, whatever runs belongs to its phase (`Marks.set_event`).
 """
@@ -17,6 +17,13 @@ _METHODS = (
     ("transformers.modeling_utils", "PreTrainedModel", ("save_pretrained",), "save"),
     ("transformers.trainer", "Trainer", ("save_model", "_save_checkpoint"), "save"),
     ("peft.peft_model", "PeftModel", ("save_pretrained",), "save"),
+    ("peft.tuners.tuners_utils", "BaseTuner", ("merge_and_unload", "merge_adapter"), "merge"),
+    (
+        "torch.distributed.fsdp.fully_sharded_data_parallel",
+        "FullyShardedDataParallel",
+        ("state_dict", "optim_state_dict", "full_optim_state_dict", "sharded_optim_state_dict"),
+        "save",
+    ),
     ("diffusers.models.modeling_utils", "ModelMixin", ("save_pretrained",), "save"),
     ("accelerate.accelerator", "Accelerator", ("get_state_dict", "save_state", "save_model"), "save"),
     (
@@ -91,17 +98,23 @@ class Phases:
 
     @contextlib.contextmanager
     def _phase(self, phase: str) -> Iterator[None]:
-        """Assign what happens inside to a phase, unless it is part of another one."""
+        """Assign what happens inside to a phase, unless it is part of another one.
+
+        A program that has not trained yet goes on loading afterwards.
+        """
         if self._active:
             yield
             return
         self._active = phase
+        is_loading = self._marks.rows[-1][1] == "load"
         self._marks.set_event(phase)
         try:
             yield
         finally:
             self._active = ""
             self._marks.set_event("")
+            if is_loading:
+                self._marks.mark("load", "")
 
 
 def _show(name: str, original: Any, wrapped: Any, module: ModuleType) -> None:
