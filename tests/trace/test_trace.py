@@ -106,12 +106,17 @@ def test_missing_member_is_one_error(tmp_path: Path, member: str) -> None:
         traces.load(tmp_path / "part.trace")
 
 
+def _marked(row: str) -> bytes:
+    return b'{"format_version": 1, "marks": {"phases": ["load"], "modules": [""], "rows": [%s]}}' % row.encode()
+
+
 @pytest.mark.parametrize(
     ("member", "content"),
     [
         ("trace.json", b"[]"),
         ("trace.json", b'{"format_version": 99}'),
         ("trace.json", b'{"format_version": 1, "marks": 3, "claims": []}'),
+        *(("trace.json", _marked(row)) for row in ("[0, 7, 0]", f"[0, {10**300}, 0]", "[1e999, 0, 0]")),
         ("events.mark", array("q", [0, 1, 99]).tobytes()),
         ("events.action", array("q", [0, 1, 77]).tobytes()),
         ("events.size", array("q", [1]).tobytes()),

@@ -319,7 +319,7 @@ class Estimate(Viewed):
                 "advice": tuple(Advice(**advice) for advice in values.get("advice", ())),
             }
             return Estimate(**values)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except members.DAMAGED as error:
             raise UnreadableFile(f"The estimate is damaged: {_describe_damage(error)}; save it again.") from error
 
     def verdict(self) -> str:

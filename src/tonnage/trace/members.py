@@ -23,6 +23,9 @@ _UNPACKED: Final = 60
 _DOCUMENT: Final = 16
 """Bytes for each byte of a file that a document of JSON may unpack to; as Python's values it takes ten times that."""
 
+DAMAGED: Final = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
+"""Errors by which values of a wrong kind or size show themselves where a document is taken apart."""
+
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Ways of packing that tonnage uses; others may ask for gigabytes to unpack a few bytes."""
 

@@ -139,7 +139,7 @@ def read(archive: zipfile.ZipFile, prefix: str = "") -> StepOperations | None:
             log=members.read(archive, f"{prefix}{_LOG}", members.MOST_BYTES),
         )
         _check(worked)
-    except (KeyError, TypeError, ValueError, AttributeError, zipfile.BadZipFile, OSError, EOFError) as error:
+    except (*members.DAMAGED, zipfile.BadZipFile, OSError, EOFError) as error:
         raise UnreadableFile(f"The operations of a step are damaged ({type(error).__name__}: {error}).") from error
     return worked
 

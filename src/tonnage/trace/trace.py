@@ -252,7 +252,7 @@ def read(archive: zipfile.ZipFile, prefix: str = "") -> Trace:
             log=members.read(archive, f"{prefix}log", _MOST_MEMBER_BYTES),
             worked=operations.read(archive, prefix),
         )
-    except (KeyError, TypeError, ValueError, AttributeError, zipfile.BadZipFile, OSError, EOFError) as error:
+    except (*members.DAMAGED, zipfile.BadZipFile, OSError, EOFError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UnreadableFile(f"The trace is damaged ({reason}).") from error
     _check(trace)
