@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from benchmarks.trainer_examples import Habit, make_notebook, of_trainers, starting
+from benchmarks.trainer_examples import Habit, around_the_step, make_notebook, of_trainers, starting
 
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate, TonnageError
@@ -354,6 +354,7 @@ KINDS: Final = {
     "go on behind their loop, or have several": tuple(_going_on()),
     "are started by others": tuple(starting()),
     "follow trainers' examples": tuple(of_trainers()),
+    "load, gather or merge beside their steps": tuple(around_the_step()),
 }
 """The programs by kind."""
 
@@ -370,7 +371,7 @@ def judge(habit: Habit) -> tuple[str, str]:
         Path(folder, "train.ipynb").write_text(make_notebook(code), encoding="utf-8")
         command = [sys.executable if word == "python" else word for word in habit.command]
         try:
-            run = dry_run.run(["env", "-C", folder, *command], parse_cluster("t4"), seconds=False)
+            run = dry_run.run(["env", "-C", folder, *command], parse_cluster(habit.gpus), seconds=False)
         except TonnageError as error:
             if habit.least is None and isinstance(error, CannotEstimate):
                 return "right", "no answer"

@@ -35,6 +35,7 @@ class Habit:
     """Packages without which it is left out."""
     command: tuple[str, ...] = ("python", "train.py")
     """How it is started; `train.ipynb` is the same program in cells, which blank lines part."""
+    gpus: str = "t4"
     is_whole: bool = False
     """True for a program without the network and functions of `benchmarks.habits`."""
 
@@ -125,6 +126,7 @@ def starting() -> Iterator[Habit]:
 
 
 _TOKENS: Final = """\
+import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -286,6 +288,61 @@ for i in range(10**6):
     opt.step()
     opt.zero_grad()
 """
+_AFTER: Final = """\
+import functools, os, torch
+from torch import nn
+from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+torch.distributed.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+with torch.device("cuda"):
+    net = nn.Sequential(*[nn.Linear(2048, 2048, bias=False) for _ in range(32)])
+
+def train(net):
+    opt = torch.optim.AdamW(net.parameters(), fused=True)
+    for i in range(5):
+        net(torch.randn(8, 2048, device="cuda")).pow(2).mean().backward()
+        opt.step()
+        opt.zero_grad()
+    return opt
+
+"""
+_GATHERED: Final = f"""{_AFTER}
+net = FullyShardedDataParallel(net, auto_wrap_policy=ModuleWrapPolicy({{nn.Linear}}), use_orig_params=True)
+opt = train(net)
+whole = FullStateDictConfig(offload_to_cpu=False, rank0_only=False)
+with FullyShardedDataParallel.state_dict_type(net, StateDictType.FULL_STATE_DICT, whole):
+    torch.save(net.state_dict(), "model.pt")
+"""
+_GATHERED_2: Final = f"""{_AFTER}
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+for part in (*net, net):
+    fully_shard(part)
+opt = train(net)
+torch.save(get_model_state_dict(net, options=StateDictOptions(full_state_dict=True)), "model.pt")
+"""
+_ZERO3: Final = f"""{_TOKENS}
+from transformers import Trainer, TrainingArguments
+how |= {{"bf16": True, "gradient_checkpointing": False, "max_steps": 3, "save_strategy": "no"}}
+stage = {{"stage": 3, "stage3_gather_16bit_weights_on_model_save": True, "reduce_bucket_size": 1_000_000}}
+stage |= {{"stage3_prefetch_bucket_size": 0}}
+how["deepspeed"] = {{"zero_optimization": stage, "bf16": {{"enabled": True}}, "train_micro_batch_size_per_gpu": 1}}
+rows = [dict.fromkeys(("input_ids", "labels"), [3, 4] * 8)] * 64
+trainer = Trainer(model=network, args=TrainingArguments(**how), train_dataset=rows)
+trainer.train()
+trainer.save_model("end")
+"""
+_MERGED: Final = f"""{_TOKENS}
+from peft import LoraConfig, get_peft_model
+net = get_peft_model(network, LoraConfig(r=8, target_modules="all-linear")).cuda()
+opt = torch.optim.AdamW(each for each in net.parameters() if each.requires_grad)
+for i in range(5):
+    words = torch.randint(0, 1024, (1, 16), device="cuda")
+    net(input_ids=words, labels=words).loss.backward()
+    opt.step()
+    opt.zero_grad()
+net.merge_and_unload().save_pretrained("merged")
+"""
 _SENTENCES: Final = """\
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, losses
@@ -297,6 +354,39 @@ loss = losses.MultipleNegativesRankingLoss(net)
 SentenceTransformerTrainer(model=net, args=how, train_dataset=rows, loss=loss).train()
 net.save_pretrained("final")
 """
+
+
+def around_the_step() -> Iterator[Habit]:
+    """Yield programs that load, gather, merge or generate beside their steps, most of them as one rank of two."""
+    ranks = ("python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py")
+    two = functools.partial(Habit, is_whole=True, command=ranks, gpus="2xt4")
+    sharded = functools.partial(two, weights_bytes=32 * 2048 * 2048 * 4)
+    yield sharded(name="FSDP1, all weights gathered on each card", code=_GATHERED, least=1.5 + 1.0, most=1.5 + 1.25)
+    yield sharded(name="FSDP2, all weights gathered on each card", code=_GATHERED_2, least=1.5 + 1.0, most=1.5 + 1.25)
+    yield sharded(
+        name="each rank loads the whole network onto its card",
+        code=f"{_AFTER}for part in (*net, net):\n    fully_shard(part)\nopt = torch.optim.SGD(net.parameters())\n"
+        'net(torch.randn(8, 2048, device="cuda")).sum().backward()\nopt.step()\n',
+        least=1.0,
+        most=1.3,
+    )
+    yield two(
+        name="ZeRO-3, 16-bit weights gathered for the file",
+        code=_ZERO3,
+        weights_bytes=LLAMA_BYTES,
+        needs=("deepspeed", "datasets"),
+        least=(1 + 1 + 2 + 4) / 4,
+        most=(1 + 1 + 2 + 4) / 4 + 1.5,
+    )
+    yield Habit(
+        name="adapters merged and saved",
+        code=_MERGED,
+        is_whole=True,
+        weights_bytes=LLAMA_BYTES,
+        needs=("peft", "datasets"),
+        least=1.0,
+        most=1.5,
+    )
 
 
 def of_trainers() -> Iterator[Habit]:

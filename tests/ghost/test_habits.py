@@ -96,6 +96,29 @@ def test_what_is_done_beside_the_steps_has_a_phase(dry_run: Any, way: str, shown
     assert shown <= {phase.name for phase in estimate.phases}
 
 
+def test_gathering_a_sharded_network_has_a_phase(dry_run: Any) -> None:
+    matrix = 1024**2 * 4
+    answer = dry_run("habits/phases.py", "gathers", gpu="4xa100-40gb", rank=0)
+    phases = {phase.name: phase.allocated_bytes for phase in answered(answer).phases}
+    assert 16 * matrix <= phases["load"] < 20 * matrix, "which goes on after a first file was saved"
+    shards = 3 * 16 * matrix / 4  # weights and two states
+    assert shards + 16 * matrix <= phases["save"] < shards + 28 * matrix  # with cuBLAS's workspaces
+
+
+def test_running_out_while_gathering_is_reported_there(dry_run: Any) -> None:
+    """Weights of 12.25 GiB: the shards and states are 9.2 GiB, a step needs two layers more, the file all 16."""
+    answer = dry_run("habits/phases.py", "gathers", "14336", gpu="4xl4", rank=0)
+    oom = answer.run.estimate.oom
+    assert not answer.run.estimate.fits
+    assert oom.phase == "save"
+
+
+def test_merging_adapters_has_a_phase(dry_run: Any) -> None:
+    phases = {phase.name: phase.allocated_bytes for phase in answered(dry_run("habits/phases.py", "merges")).phases}
+    one_more = phases["merge"] - phases["optimizer"]
+    assert 1024**2 * 4 <= one_more <= 2 * 1024**2 * 4, "the product of the adapters of one matrix, and it scaled"
+
+
 def test_a_running_mean_is_no_part_of_the_model(dry_run: Any) -> None:
     estimate = answered(dry_run("habits/phases.py", "averages"))
     assert estimate.model["parameters"] == estimate.model["trainable_parameters"] == 2 * (256 * 256 + 256)

@@ -1,6 +1,6 @@
 """Programs that do something beside their steps, or keep a second network beside the first.
 
-python phases.py generates|prefers|averages|downloads|autotunes
+python phases.py generates|prefers|averages|downloads|autotunes|gathers [WIDTH]|merges
 """
 
 import copy
@@ -86,9 +86,41 @@ def autotunes() -> None:
         step(model, optimizer, compiled(torch.randn(64, WIDTH, device="cuda")).pow(2).mean())
 
 
-WAYS: dict[str, Callable[[], None]] = {
-    way.__name__: way for way in (generates, prefers, averages, downloads, autotunes)
+def gathers(width: str = "1024") -> None:
+    """A file is saved, FSDP1 trains, and all weights are gathered on the card for another file."""
+    from torch import distributed
+    from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    distributed.init_process_group("nccl")
+    torch.save({"seed": 1}, "seed.pt")
+    with torch.device("cuda"):
+        layers = nn.Sequential(*[nn.Linear(int(width), int(width), bias=False) for _ in range(16)])
+    model = FullyShardedDataParallel(layers, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), use_orig_params=True)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for _ in range(3):
+        step(model, optimizer, model(torch.randn(1, int(width), device="cuda")).pow(2).mean())
+    whole = FullStateDictConfig(offload_to_cpu=False, rank0_only=False)
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, whole):
+        kept = model.state_dict()
+    torch.save(kept, "model.pt")
+
+
+def merges() -> None:
+    """Adapters are trained and merged into the weights, of which each is made once more, one after the other."""
+    import peft
+
+    layers = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(4)])
+    model = peft.get_peft_model(layers, peft.LoraConfig(r=4, target_modules=["0", "1", "2", "3"])).cuda()
+    optimizer = torch.optim.AdamW(each for each in model.parameters() if each.requires_grad)
+    for _ in range(3):
+        step(model, optimizer, model(torch.randn(1, 1024, device="cuda")).pow(2).mean())
+    model.merge_and_unload()
+
+
+WAYS: dict[str, Callable[..., None]] = {
+    way.__name__: way for way in (generates, prefers, averages, downloads, autotunes, gathers, merges)
 }
 
 if __name__ == "__main__":
-    WAYS[sys.argv[1]]()
+    WAYS[sys.argv[1]](*sys.argv[2:])
