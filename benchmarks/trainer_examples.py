@@ -427,6 +427,17 @@ def of_trainers() -> Iterator[Habit]:
             least=2.2,
             most=3.3,
         )
+    yield whole(
+        name="Trainer: lomo, one gradient at a time and no states",
+        code=f"{_TOKENS}from transformers import Trainer, TrainingArguments\nhow.pop('gradient_checkpointing')\n"
+        "rows = [dict.fromkeys(('input_ids', 'labels'), [3, 4] * 8)] * 64\n"
+        "how |= {'optim': 'lomo', 'max_grad_norm': 0.0}\n"
+        "Trainer(model=network, args=TrainingArguments(**how), train_dataset=rows).train()\n",
+        weights_bytes=LLAMA_BYTES,
+        needs=("lomo_optim", "datasets"),
+        least=1.0,
+        most=1.5,
+    )
     yield whole(name="accelerate", code=_ACCELERATE, needs=("accelerate",))
     yield whole(
         name="Lightning: epochs, validation, test",
