@@ -49,35 +49,10 @@ _PROBABILITIES: dict[str, Callable[[int], float]] = {
 """The usual value of results, by the number of classes."""
 _KEEPING = frozenset(
     (
-        *(
-            "float",
-            "double",
-            "half",
-            "bfloat16",
-            "to",
-            "type",
-            "mean",
-            "max",
-            "min",
-            "amax",
-            "amin",
-            "median",
-            "detach",
-        ),
-        *("clone", "contiguous", "view", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "t"),
-        *(
-            "__getitem__",
-            "gather",
-            "index_select",
-            "select",
-            "narrow",
-            "chunk",
-            "split",
-            "topk",
-            "sort",
-            "cat",
-            "stack",
-        ),
+        *("float", "double", "half", "bfloat16", "to", "type", "mean", "max", "min", "amax", "amin", "median"),
+        *("detach", "clone", "contiguous", "view", "reshape", "flatten", "squeeze", "unsqueeze", "transpose"),
+        *("permute", "t", "__getitem__", "gather", "index_select", "select", "narrow", "chunk", "split", "topk"),
+        *("sort", "cat", "stack"),
     )
 )
 """Functions whose results have the usual value of what they are given."""
