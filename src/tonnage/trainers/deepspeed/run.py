@@ -22,11 +22,9 @@ from tonnage.trainers.engine import (
     refuse_by_techniques,
     refuse_undivided,
 )
-from tonnage.trainers.liger import apply_liger, refuse_missing_liger
+from tonnage.trainers.liger import refuse_missing_liger
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from tonnage.case import Case
     from tonnage.job import Job
     from tonnage.plans import Plan
@@ -130,62 +128,43 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
         os.environ.update(common.launcher_variables(world))
         deepspeed.init_distributed(dist_backend="nccl")
         step = common.network_step(job, plan, world)
-        config = settings(job, plan, _swap_settings(step, plan, world, folder))
-        return _train(step, plan, config, steps, os.path.join(folder, "checkpoint"))
+        return _train(step, _configure(step, plan, world, folder), steps, os.path.join(folder, "checkpoint"))
 
     return resume.run_with_files(job, world, steps, run, kind="sharded")
 
 
-def _train(step: Step, plan: Plan, config: dict[str, Any], steps: int, checkpoint: str) -> object:
-    import deepspeed
+def _train(step: Step, config: dict[str, Any], steps: int, checkpoint: str) -> object:
     import torch
 
     from tonnage.step.events import phase
     from tonnage.techniques.precision import dtype
     from tonnage.trainers import common
+    from tonnage.trainers.deepspeed.step import make
 
-    job = step.job
-    module = _build_network(step, plan, config)
-    engine, *_ = deepspeed.initialize(
-        model=module, model_parameters=[p for p in module.parameters() if p.requires_grad], config=config
-    )
+    job, plan = step.job, step.plan
+    with _dividing(plan, config):
+        network = common.build_network(step, torch.device("cuda") if plan.shard == "zero3" else None)
+    ready = make(step, network, config)
+    engine: Any = ready.model
     if job.resume != "none":
         with phase("resume"):
             engine.load_checkpoint(checkpoint)
     images_dtype = dtype(plan.compute_dtype)  # there is no autocast to cast images and sounds
-    rows = common.Rows(step, module, common.count_rows(step, steps), images_dtype)
+    rows = common.Rows(step, engine.module, common.count_rows(step, steps), images_dtype)
     loader = torch.utils.data.DataLoader(rows, batch_size=job.micro_batch, pin_memory=True, collate_fn=common.collate)
-    output = common.KeptOutput(plan.outputs)
-    with common.contexts(step):
-        for _, batch in zip(range(steps * job.grad_accum), loader, strict=False):
-            loss = output.loss_of(engine(**{name: tensor.to(engine.device) for name, tensor in batch.items()}))
-            engine.backward(loss)
-            engine.step()
-            output.end_step()
-        if job.generate is not None:
+    for number, batch in zip(range(1, steps * job.grad_accum + 1), loader, strict=False):
+        is_last = number % job.grad_accum == 0
+        with nullcontext() if is_last else ready.step.gradients_stay_local(engine):
+            ready.micro_batch(ready.to_device(batch), job.grad_accum)
+        if is_last:
+            ready.update()
+    if job.generate is not None:
+        with common.contexts(step):
             common.generate(step, engine.module, rows)
     if job.save_checkpoint != "none":
         with phase("save"):
             engine.save_checkpoint(checkpoint)
-    return engine
-
-
-def _build_network(step: Step, plan: Plan, config: dict[str, Any]) -> nn.Module:
-    """Return the network on the host; for stage 3 it is made on the card and divided layer by layer."""
-    import torch
-
-    from tonnage.techniques.checkpointing import CHECKPOINTING
-    from tonnage.trainers import common
-
-    with _dividing(plan, config):
-        module = common.build_network(step, torch.device("cuda") if plan.shard == "zero3" else None)
-    if plan.loss == "liger":
-        apply_liger(module)
-    module = common.add_adapters(module, step)
-    if CHECKPOINTING.is_chosen(step.job, plan):
-        for change in CHECKPOINTING.apply(step).changes:
-            module = change(module)
-    return module
+    return ready
 
 
 def _dividing(plan: Plan, config: dict[str, Any]) -> AbstractContextManager[Any]:
@@ -198,34 +177,37 @@ def _dividing(plan: Plan, config: dict[str, Any]) -> AbstractContextManager[Any]
     return context
 
 
-def _swap_settings(step: Step, plan: Plan, world: World, folder: str) -> dict[str, dict[str, Any]]:
-    """Return DeepSpeed's settings of its files: where they are, and how much a buffer must hold of a parameter."""
-    if plan.param_offload != "nvme":
-        return {"offload_optimizer": {"nvme_path": folder}}
+def _configure(step: Step, plan: Plan, world: World, folder: str) -> dict[str, Any]:
+    """Return DeepSpeed's configuration of a network that is not made yet."""
     import torch
 
     from tonnage.step import model
+    from tonnage.trainers.deepspeed.step import configure
 
-    network = model.build(
-        step.job.model, dtype=step.weights_dtype, attention=step.attention, device=torch.device("meta")
-    )
-    largest = max(model.elements(parameter) for parameter in network.parameters())
-    size = max(BUFFER_ELEMENTS, -(-largest // world.size))
-    path = {"nvme_path": folder}
-    return {"offload_optimizer": path, "offload_param": {**path, "buffer_size": size}}
+    network = None
+    if plan.param_offload == "nvme":
+        meta = torch.device("meta")
+        network = model.build(step.job.model, dtype=step.weights_dtype, attention=step.attention, device=meta)
+    return configure(step.job, plan, folder, network, world.size)
 
 
-def settings(job: Job, plan: Plan, swap_settings: Mapping[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+def settings(
+    job: Job,
+    plan: Plan,
+    swap_settings: Mapping[str, dict[str, Any]] | None = None,
+    optimizer: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Return DeepSpeed's configuration; sizes of buckets and whatever else is not named stay its defaults.
 
-    `swap_settings` are those of tensors in files, by the section of PLACES.
+    `swap_settings` are those of tensors in files, by the section of PLACES; `optimizer` has the user's
+    hyperparameters.
     """
     return {
         "train_micro_batch_size_per_gpu": job.micro_batch,
         "gradient_accumulation_steps": job.grad_accum,
         "bf16": {"enabled": plan.precision == "bf16-mixed"},
         "fp16": {"enabled": plan.precision == "fp16-mixed"},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, **OPTIMIZERS[plan.optimizer]}},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, **OPTIMIZERS[plan.optimizer], **(optimizer or {})}},
         "gradient_clipping": float(plan.clip_grad_norm or 0),
         "zero_optimization": {"stage": STAGES[plan.shard], **_places(plan, swap_settings or {})},
     }
