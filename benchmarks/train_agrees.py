@@ -44,6 +44,21 @@ PLANS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "zero3 on two": ("2xa100-40gb", {"shard": "zero3", "checkpointing": "full"}, {}),
     "tp on two": ("2xa100-40gb", {"tp": 2}, {}),
     "pp on two": ("2xa100-40gb", {"pp": 2}, {"grad_accum": 4}),
+    "deepspeed, zero2, states on the host": (
+        "a100-40gb",
+        {"engine": "deepspeed", "shard": "zero2", "optimizer_offload": "cpu", "clip_grad_norm": 1.0},
+        {},
+    ),
+    "deepspeed, zero3, fp16, in files": (
+        "a100-40gb",
+        {
+            **{"engine": "deepspeed", "shard": "zero3", "precision": "fp16-mixed", "checkpointing": "full"},
+            **{"optimizer_offload": "nvme", "param_offload": "nvme"},
+        },
+        {"grad_accum": 3},
+    ),
+    "deepspeed, zero1 on two": ("2xa100-40gb", {"engine": "deepspeed", "shard": "zero1", "precision": "fp32"}, {}),
+    "deepspeed, zero3 on two": ("2xa100-40gb", {"engine": "deepspeed", "shard": "zero3"}, {}),
     "ep on two": ("2xa100-40gb", {"ep": 2, "shard": "zero3"}, {}),
 }
 """Card, options of the plan and of the job."""

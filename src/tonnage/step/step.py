@@ -464,7 +464,7 @@ def assemble(
     allocates.  Without `alone` a process group that lacks ranks is an error (UsageError).  `given` holds fields of
     Step: the user's network and hyperparameters.
     """
-    world = World(size=world_size, rank=rank, gpus_per_node=gpus_per_node, device=_select_device(device))
+    world = World(size=world_size, rank=rank, gpus_per_node=gpus_per_node, device=select_device(device))
     if world_size > 1 or plan.shard != "none":
         world = join(world, plan, alone=alone)
     step = Step(job=job, plan=plan, world=world, initialise=initialise, **given)
@@ -473,7 +473,7 @@ def assemble(
     return step.build()
 
 
-def _select_device(name: str) -> torch.device:
+def select_device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type != "cuda":
         return device

@@ -25,6 +25,7 @@ from tonnage.step.given import GivenNetwork
 from tonnage.step.step import Step, assemble
 from tonnage.techniques import environment, qlora, select_techniques
 from tonnage.train import checks, choosing, networks
+from tonnage.train.deepspeed import applying as by_deepspeed
 from tonnage.train.restoring import Snapshot
 from tonnage.train.trainable import Trainable
 
@@ -66,9 +67,14 @@ def apply(
     checks.check_techniques(job, plan, cluster)
     options = _optimizer_options(plan, optimizer)
     _check_environment(plan, device)
+    if plan.engine == "deepspeed":
+        by_deepspeed.check_here(plan, device, options.get("optimizer_factory"))
     snapshot, given = Snapshot(network), GivenNetwork(network)
     try:
         _prepare(network)
+        if plan.engine == "deepspeed":
+            own = options.get("hyperparameters", {})
+            return by_deepspeed.apply(job, plan, cluster, device, given, snapshot, own, _suit_network)
         ready = assemble(
             job,
             plan,

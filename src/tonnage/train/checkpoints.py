@@ -14,7 +14,7 @@ import pickle
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path, PurePath
@@ -78,25 +78,47 @@ def save(ready: ReadyStep, folder: Path, extra: Mapping[str, Any] | None = None)
     `extra` is what the caller wants back, as JSON can hold it.  Raises UsageError for a folder that exists, and
     UnwritableFile on every rank if any of them could not write.
     """
+
+    def write(partial: Path) -> set[str]:
+        with together(ready, UnwritableFile, f"{folder} cannot be written"):
+            content = {**states.weights(ready), **states.states(ready)}
+            device = ready.step.world.device
+            content |= {f"random.{own_rank()}.{name}": value for name, value in states.random_states(device).items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, about a single process
+            dcp.save(content, storage_writer=dcp.FileSystemWriter(partial))
+        stored = _Reader(partial).read_metadata().storage_data if _is_first() else {}
+        return {info.relative_path for info in stored.values()}
+
+    save_whole(ready, folder, extra, write, groups=states.groups(ready))
+
+
+def save_whole(
+    ready: ReadyStep,
+    folder: Path,
+    extra: Mapping[str, Any] | None,
+    write: Callable[[Path], set[str]],
+    groups: Mapping[str, Any],
+) -> None:
+    """Have `write` write a checkpoint's files into a hidden folder, and rename it when all ranks have finished.
+
+    It returns the names of files that the first rank must see; `groups` are the hyperparameters to compare at a
+    resume.
+    """
     target = Path(os.path.abspath(folder))
     partial = target.with_name(f".{target.name}{_PARTIAL}")
-    with _together(ready, UnwritableFile, f"{folder} cannot be written"):
+    with together(ready, UnwritableFile, f"{folder} cannot be written"):
         _check_values(dict(extra or {}), "extra")
         if target.exists():
             raise UsageError(f"{folder} exists; save into a new folder.")
         if _is_first():
             shutil.rmtree(partial, ignore_errors=True)  # torch makes it again
     try:
-        with _together(ready, UnwritableFile, f"{folder} cannot be written"):
-            content = {**states.weights(ready), **states.states(ready)}
-            device = ready.step.world.device
-            content |= {f"random.{_rank()}.{name}": value for name, value in states.random_states(device).items()}
-        with _together(ready, UnwritableFile, f"{folder} cannot be written"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's, about a single process
-            dcp.save(content, storage_writer=dcp.FileSystemWriter(partial))
-        with _together(ready, UnwritableFile, f"{folder} cannot be written"):
+        with together(ready, UnwritableFile, f"{folder} cannot be written"):
+            written = write(partial)
+        with together(ready, UnwritableFile, f"{folder} cannot be written"):
             if _is_first():
-                _write_manifest(ready, partial, extra)
+                _write_manifest(ready, partial, extra, groups, written)
                 partial.rename(target)
                 _flush(target.parent)
     except BaseException:
@@ -114,25 +136,25 @@ def resume(ready: ReadyStep, folder: Path) -> dict[str, Any]:
     names = {*states.weights(ready)}
     if ready.step.world.axes.pp > 1:
         names.update(*_gather(sorted(names)))
-    with _together(ready, UnreadableFile, f"{folder} cannot be read"):
+    with together(ready, UnreadableFile, f"{folder} cannot be read"):
         manifest = read_manifest(folder)
-        _check_same(ready, manifest)
+        check_same(ready, manifest)
         sizes = _stored_sizes(reader := _Reader(folder))
-        if manifest["ranks"] != _ranks() and any(states.OF_RANK in name for name in sizes):
+        if manifest["ranks"] != count_ranks() and any(states.OF_RANK in name for name in sizes):
             raise UsageError(
                 f"{folder} has optimizer states of the parts that {manifest['ranks']} ranks had, and here are "
-                f"{pluralise(_ranks(), 'rank')}; resume on as many, or train with adamw."
+                f"{pluralise(count_ranks(), 'rank')}; resume on as many, or train with adamw."
             )
         groups = states.match_groups(ready, manifest["groups"])
-        check_whole(folder, manifest, part=_rank(), parts=_ranks())
+        check_whole(folder, manifest, part=own_rank(), parts=count_ranks())
         content = {**states.weights(ready), **states.empty_states(ready, sizes)}
-        own = f"random.{_rank()}."
-        if manifest["ranks"] == _ranks():
+        own = f"random.{own_rank()}."
+        if manifest["ranks"] == count_ranks():
             content |= {
                 key: torch.empty(size, dtype=dtype) for key, (size, dtype) in sizes.items() if key.startswith(own)
             }
         _check_same_network(folder, content, sizes, names)
-    with _together(ready, UnreadableFile, f"{folder} cannot be read"), torch.no_grad(), warnings.catch_warnings():
+    with together(ready, UnreadableFile, f"{folder} cannot be read"), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.load(content, storage_reader=reader)
     states.put_states(ready, content)
@@ -172,7 +194,7 @@ def check_whole(folder: Path, manifest: Mapping[str, Any], *, part: int = 0, par
     Of several processes each may check the content of a part of the files; with `parts` 0 none is read.
     """
     for index, (name, expected) in enumerate(sorted(manifest["files"].items())):
-        file = folder / Path(name).name
+        file = folder.joinpath(*(part for part in PurePath(name).parts if part not in ("..", "/")))
         try:
             size = file.stat().st_size
             if size != expected["bytes"]:
@@ -288,13 +310,13 @@ def _stored_sizes(reader: _Reader) -> dict[str, tuple[torch.Size, torch.dtype]]:
     }
 
 
-def _check_same(ready: ReadyStep, manifest: Mapping[str, Any]) -> None:
-    """Raise UsageError if the checkpoint was saved under another plan or job."""
+def check_same(ready: ReadyStep, manifest: Mapping[str, Any], may_differ: Sequence[str] = MAY_DIFFER) -> None:
+    """Raise UsageError if the checkpoint was saved under another plan or job, but for some options."""
     for kind, value in (("plan", ready.step.plan), ("job", ready.step.job)):
         now, before = _described(value), manifest[kind]
-        may_differ = {*MAY_DIFFER, *_BESIDE_STEPS}
-        may_differ |= {*_OF_ADAPTERS} if now.get("method") == before.get("method") == "full" else set()
-        for name in sorted({*now, *before} - may_differ):
+        ignored = {*may_differ, *_BESIDE_STEPS}
+        ignored |= {*_OF_ADAPTERS} if now.get("method") == before.get("method") == "full" else set()
+        for name in sorted({*now, *before} - ignored):
             if now.get(name) != before.get(name):
                 raise UsageError(
                     f"The checkpoint was saved with {spell_option(name)} {before.get(name)}, and this {kind} has "
@@ -346,26 +368,27 @@ def _described(value: Any) -> dict[str, Any]:
     return described
 
 
-def _write_manifest(ready: ReadyStep, folder: Path, extra: Mapping[str, Any] | None) -> None:
-    missing = {info.relative_path for info in _Reader(folder).read_metadata().storage_data.values()} - {
-        path.name for path in folder.iterdir()
-    }
+def _write_manifest(
+    ready: ReadyStep, folder: Path, extra: Mapping[str, Any] | None, groups: Mapping[str, Any], written: set[str]
+) -> None:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    missing = written - {str(path.relative_to(folder)) for path in files}
     if missing:
         raise UnwritableFile(
             f"{folder.parent} is not the same folder on all machines ({min(missing)} is not in it); save into a "
             "shared one."
         )
-    files = {path.name: {"bytes": path.stat().st_size, "crc32": _checksum(path)} for path in sorted(folder.iterdir())}
+    sums = {str(path.relative_to(folder)): {"bytes": path.stat().st_size, "crc32": _checksum(path)} for path in files}
     manifest = {
         "schema_version": SCHEMA,
         "versions": {"tonnage": __version__, "torch": torch.__version__},
         "plan": _described(ready.step.plan),
         "job": _described(ready.step.job),
-        "ranks": _ranks(),
-        "groups": states.groups(ready),
+        "ranks": count_ranks(),
+        "groups": dict(groups),
         "scaler": {} if ready.scaler is None else ready.scaler.state_dict(),
         "extra": dict(extra or {}),
-        "files": files,
+        "files": sums,
     }
     with dcp.filesystem.FileSystem().create_stream(folder / MANIFEST, "w") as file:  # where its other files are
         json.dump(manifest, file)
@@ -393,7 +416,7 @@ def _flush(folder: Path) -> None:
 
 
 @contextmanager
-def _together(ready: ReadyStep, kind: type[TonnageError], what: str) -> Iterator[None]:
+def together(ready: ReadyStep, kind: type[TonnageError], what: str) -> Iterator[None]:
     """Raise on every rank if the block failed on any, so that none waits for another.
 
     Errors of files become of this `kind`.
@@ -428,7 +451,7 @@ def _as_message(failure: BaseException, kind: type[TonnageError], what: str) -> 
 
 def _gather(value: Any) -> list[Any]:
     """Return the values of all ranks."""
-    values = [value] * _ranks()
+    values = [value] * count_ranks()
     if dist.is_initialized():
         dist.all_gather_object(values, value)
     return values
@@ -437,7 +460,7 @@ def _gather(value: Any) -> list[Any]:
 def _own_cause(error: BaseException) -> BaseException:
     """Return what stopped this process inside torch's checkpoint, if it was an interruption or memory."""
     inner = error.failures if isinstance(error, dcp.api.CheckpointException) else {}
-    cause = inner[_rank()][0] if _rank() in inner else error
+    cause = inner[own_rank()][0] if own_rank() in inner else error
     is_other = isinstance(cause, torch.OutOfMemoryError) or not isinstance(cause, Exception)
     return cause if is_other else error
 
@@ -454,12 +477,14 @@ def _reason(failure: BaseException) -> str:
 
 
 def _is_first() -> bool:
-    return _rank() == 0
+    return own_rank() == 0
 
 
-def _rank() -> int:
+def own_rank() -> int:
+    """Return this process's rank."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def _ranks() -> int:
+def count_ranks() -> int:
+    """Return the number of ranks."""
     return dist.get_world_size() if dist.is_initialized() else 1

@@ -18,10 +18,11 @@ from tonnage.errors import CannotEstimate, UsageError
 from tonnage.mesh import SHARDING
 from tonnage.options import is_number
 from tonnage.plans import Plan
-from tonnage.techniques import pipeline, qlora, refusals
+from tonnage.techniques import pipeline, qlora
 from tonnage.techniques.optimizers import accepted_names
 from tonnage.techniques.precision import dtype
-from tonnage.techniques.technique import first_of
+from tonnage.trainers import engine_of
+from tonnage.trainers.deepspeed.run import keeps_states_elsewhere
 from tonnage.units import pluralise
 
 if TYPE_CHECKING:
@@ -32,16 +33,19 @@ if TYPE_CHECKING:
 UNDER_A_PLAN: Final[WeakSet[nn.Module]] = WeakSet()
 """Networks to which a plan is applied."""
 
+CARRIED_OUT: Final = ("tonnage", "deepspeed")
+"""Engines whose plans `apply` carries out."""
+
 _PAIRS: Final = ("betas",)
 """Hyperparameters that are two numbers."""
 
 
 def check_supported(job: Job, plan: Plan) -> None:
     """Raise UsageError for a plan that an estimate knows and `apply` does not carry out."""
-    if plan.engine != "tonnage":
+    if plan.engine not in CARRIED_OUT:
         raise UsageError(
             f"The plan is for the engine {plan.engine}, which runs a loop of its own; export it "
-            f"(tonnage export FILE --to {plan.engine}), or plan for the engine tonnage."
+            f"(tonnage export FILE --to {plan.engine}), or plan for the engine {' or '.join(CARRIED_OUT)}."
         )
     if plan.precision == "fp16-true" and job.method == "full":
         raise UsageError(
@@ -52,9 +56,9 @@ def check_supported(job: Job, plan: Plan) -> None:
 
 def check_techniques(job: Job, plan: Plan, cluster: Cluster) -> None:
     """Raise UsageError with the first reason why the plan cannot be carried out."""
-    refusal = first_of(refusals(Case(job, plan, cluster, is_carried_out=True)))
-    if refusal is not None:
-        raise UsageError(str(refusal))
+    refusals = engine_of(plan).refusals(Case(job, plan, cluster, is_carried_out=True))
+    if refusals:
+        raise UsageError(str(refusals[0]))
 
 
 def count_ranks(plan: Plan, gpus: int | None) -> int:
@@ -70,7 +74,10 @@ def count_ranks(plan: Plan, gpus: int | None) -> int:
         here = f"the process group has {pluralise(ranks, 'rank')}" if is_started else "this is a single process"
         raise UsageError(f"The plan is for {pluralise(gpus, 'GPU')}, and {here}; {start}, or plan for {ranks}.")
     degrees = [f"{name} {getattr(plan, name)}" for name in ("tp", "cp", "pp") if getattr(plan, name) > 1]
-    shared = f"shard {plan.shard}" if plan.shard != "none" and plan.param_offload == "none" else "".join(degrees[:1])
+    may_be_alone = plan.param_offload != "none" or (
+        plan.engine == "deepspeed" and (gpus == 1 or keeps_states_elsewhere(plan))
+    )
+    shared = f"shard {plan.shard}" if plan.shard != "none" and not may_be_alone else "".join(degrees[:1])
     if shared and not is_started:
         raise UsageError(
             f"{shared} shares work among processes, and this one was started without torchrun; {start}, or "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -58,10 +58,19 @@ class Effect:
     """True if that is what the setting means."""
 
 
-def look(ready: ReadyStep, options: Sequence[str] | None = None) -> tuple[Effect, ...]:
-    """Return an effect for each setting that is looked for and is not off; of these options alone, if given."""
+Look = Callable[["ReadyStep", "Plan"], tuple[str, bool]]
+"""Returns what is found of a setting, and whether that is what it means."""
+
+
+def look(
+    ready: ReadyStep, options: Sequence[str] | None = None, others: Mapping[str, Look] | None = None
+) -> tuple[Effect, ...]:
+    """Return an effect for each setting that is looked for and is not off; of these options alone, if given.
+
+    `others` look for some of them where another engine trains.
+    """
     plan = ready.step.plan
-    looks: dict[str, Callable[[ReadyStep, Plan], tuple[str, bool]]] = {
+    looks: dict[str, Look] = {
         **({"quant": _look_at_quantized} if ready.step.job.method == "qlora" else {}),
         "precision": _look_at_dtypes,
         "optimizer": _look_at_optimizers,
@@ -77,6 +86,7 @@ def look(ready: ReadyStep, options: Sequence[str] | None = None) -> tuple[Effect
         "pp": _look_at_stages,
         "shard": _look_at_shards,
         "param_offload": _look_at_rest,
+        **(others or {}),
     }
     off = ("none", "auto", "False", "1")
     return tuple(
@@ -105,17 +115,20 @@ def _look_at_dtypes(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
         if isinstance(module, FSDPModule):
             group = module._get_fsdp_state()._fsdp_param_group
             computed = (group and group.mp_policy.param_dtype) or computed
-    found = ", ".join(f"{_name(dtype)} {count:,}" for dtype, count in weights.most_common())
+    found = ", ".join(f"{short_name(dtype)} {count:,}" for dtype, count in weights.most_common())
     float8 = fp8.count_layers(ready.model)
-    parts = [f"weights {found}; computed in {_name(computed)}"]
+    parts = [f"weights {found}; computed in {short_name(computed)}"]
     parts += ["loss scaled"] if ready.scaler is not None else []
     parts += [f"{float8} linear layers in float8"] if float8 else []
-    holds = _name(computed) == plan.compute_dtype and (ready.scaler is not None) == (plan.precision == "fp16-mixed")
+    holds = short_name(computed) == plan.compute_dtype and (ready.scaler is not None) == (
+        plan.precision == "fp16-mixed"
+    )
     is_made = most == ready.step.weights_dtype or ready.step.job.method == "qlora"
     return ", ".join(parts), holds and is_made and (float8 > 0) == (plan.precision == "fp8")
 
 
-def _name(dtype: torch.dtype) -> str:
+def short_name(dtype: torch.dtype) -> str:
+    """Return a dtype's name as options spell it."""
     return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 

@@ -130,16 +130,16 @@ class Trainable:
         rate = float(ready.optimizer.param_groups[0]["lr"])
         if total == 0:
             return StepResult(loss=0.0, tokens=0, gradient_norm=None, skipped=True, learning_rate=rate)
-        before = self._scale()
+        before = self._overflow_mark()
         numbers = _Numbers()
         whole = [labels.with_a_label(batch, shifts=self._shifts) for batch in batches]
-        measure = functools.cache(functools.partial(self._read, numbers))
+        measure = functools.cache(functools.partial(self._read_loss, numbers))
         is_refused = False
 
         def ask() -> bool:
             nonlocal is_refused
             assert accepts is not None
-            is_refused = not accepts(*measure())
+            is_refused = not accepts(measure(), self._read_norm(numbers))
             return not is_refused
 
         ready.observers.append(numbers)
@@ -147,20 +147,25 @@ class Trainable:
             ready.train_step(whole, labels.divisors(counts, total, self._ranks), accepts and ask)
         finally:
             ready.observers.remove(numbers)
-        loss, norm = measure()
         return StepResult(
-            loss=loss,
+            loss=measure(),
             tokens=total,
-            gradient_norm=norm,
-            skipped=is_refused or self._scale() < before,
+            gradient_norm=self._read_norm(numbers),
+            skipped=is_refused or self._overflow_mark() < before,
             learning_rate=rate,
         )
 
-    def _read(self, numbers: _Numbers) -> tuple[float, float | None]:
-        """Return the loss of all ranks, and the norm of the gradients before clipping."""
+    def _read_loss(self, numbers: _Numbers) -> float:
+        """Return the loss of all ranks."""
         self._wait()
-        loss = self._average(math.fsum(float(loss) for loss in numbers.losses))
-        return loss, None if numbers.norm is None else float(numbers.norm)
+        return self._average(math.fsum(float(loss) for loss in numbers.losses))
+
+    def _read_norm(self, numbers: _Numbers) -> float | None:
+        """Return the norm of the gradients before clipping; None if it is not known."""
+        if numbers.norm is None:
+            return None
+        self._wait()
+        return float(numbers.norm)
 
     def forward_backward(self, batch: Batch, weight: float = 1.0, *, last: bool = True) -> torch.Tensor:
         """Run forward and backward of one micro-batch, and return its loss on the host.
@@ -192,14 +197,13 @@ class Trainable:
             self.ready.clip_gradients()
         finally:
             self.ready.observers.remove(numbers)
-        self._wait()
-        return None if numbers.norm is None else float(numbers.norm)
+        return self._read_norm(numbers)
 
     def optimizer_step(self) -> bool:
         """Update the weights and free the gradients; return False if fp16 gradients overflowed: nothing changed."""
-        before = self._scale()
+        before = self._overflow_mark()
         self.ready.update()
-        return self._scale() >= before
+        return self._overflow_mark() >= before
 
     def evaluate(self, batches: Sequence[Batch]) -> Evaluation:
         """Return the mean loss over all labels of the batches, without gradients and dropout.
@@ -331,7 +335,8 @@ class Trainable:
         loss = labels.sum_over_ranks(loss, world.device, self._stages)  # that of the last stage
         return labels.sum_over_ranks(loss, world.device, group) / ranks
 
-    def _scale(self) -> float:
+    def _overflow_mark(self) -> float:
+        """Return a number that falls with a step whose fp16 gradients overflow: the loss scale."""
         scaler = self.ready.scaler
         return 1.0 if scaler is None else float(scaler.get_scale())
 

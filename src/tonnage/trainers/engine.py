@@ -60,7 +60,7 @@ class Engine:
 
     def refusals(self, case: Case) -> tuple[Refusal, ...]:
         """Return why this engine cannot run the case; empty if it can."""
-        refusals = (*self._without_gpu(case.cluster), *self._unexpressed(case.job, case.plan), *self.missing())
+        refusals = (*self._without_gpu(case), *self._unexpressed(case.job, case.plan), *self.missing())
         if refusals:
             return refusals
         refusal = self.accepts(case)
@@ -80,10 +80,10 @@ class Engine:
         """Return whether it has a setting for this value of an option."""
         return self.expresses is None or has_setting(self.expresses.get(option), value, default)
 
-    def _without_gpu(self, cluster: Cluster) -> Iterator[Refusal]:
+    def _without_gpu(self, case: Case) -> Iterator[Refusal]:
         from tonnage.cluster import CPU
 
-        if self.expresses is not None and cluster.device.id == CPU:
+        if self.expresses is not None and case.cluster.device.id == CPU and not case.is_carried_out:
             yield Refusal(
                 technique=f"engine={self.name}",
                 reason="its code runs on a ghost GPU only",

@@ -68,13 +68,13 @@ def _refuse_offload(plan: Plan) -> Refusal | None:
             reason=f"DeepSpeed moves parameters in stage 3 only, and shard is {plan.shard}",
             instead="choose shard zero3, or optimizer-offload",
         )
-    if _offloads_optimizer(plan) and STAGES[plan.shard] == 0:
+    if keeps_states_elsewhere(plan) and STAGES[plan.shard] == 0:
         return Refusal(
             technique=f"optimizer-offload={plan.optimizer_offload}",
             reason="it is a part of ZeRO, and there is none without shard zero1, zero2 or zero3",
             instead="choose shard zero2",
         )
-    if plan.optimizer != "adamw" and _offloads_optimizer(plan):
+    if plan.optimizer != "adamw" and keeps_states_elsewhere(plan):
         return Refusal(
             technique=f"optimizer={plan.optimizer}",
             reason="states on the host want DeepSpeed's own AdamW",
@@ -111,7 +111,7 @@ def _refuse_resume(job: Job, plan: Plan) -> Refusal | None:
     return Refusal(technique=f"resume={job.resume}", reason=reason, instead=instead)
 
 
-def _offloads_optimizer(plan: Plan) -> bool:
+def keeps_states_elsewhere(plan: Plan) -> bool:
     """Return whether the optimizer is on the host: with its parameters it goes there as well."""
     return (plan.param_offload, plan.optimizer_offload) != ("none", "none")
 

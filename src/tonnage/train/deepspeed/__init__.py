@@ -1,0 +1,1 @@
+"""A plan carried out by DeepSpeed's engine: applied, saved and looked at."""
