@@ -82,7 +82,7 @@ def main() -> int:
         wrong = differences(estimated, trained)
         differs |= bool(wrong)
         seconds = (
-            format(document["time"]["step_seconds"] or float("nan"), ".4f") for document in (estimated, trained)
+            format(document["time"].get("step_seconds") or float("nan"), ".4f") for document in (estimated, trained)
         )
         print(f"| {name} | {'; '.join(wrong) or 'none'} | {' | '.join(seconds)} |", flush=True)
     return int(differs)
@@ -139,7 +139,7 @@ def _flatten(document: dict[str, Any]) -> dict[str, Any]:
     flat |= peak["by_category"]
     for phase in document["phases"]:
         flat |= {f"{phase['name']} {name}": phase[name] for name in FIELDS[:2]}
-    return flat | {name: document["time"][name] for name in TIMES}
+    return flat | {name: document["time"].get(name) for name in TIMES}
 
 
 def _plan(gpu: str, plan: dict[str, Any], job: dict[str, Any]) -> str:

@@ -28,6 +28,11 @@ CASES = {
     "updated in backward": ("a100-40gb", {"checkpointing": "selective", "optimizer_in_backward": True}, {}),
     "sharded": ("2xa100-40gb", {"shard": "zero3", "loss": "chunked"}, {"grad_accum": 2}),
     "divided": ("2xa100-40gb", {"tp": 2, "clip_grad_norm": 1.0}, {}),
+    "by DeepSpeed, in files": (
+        "a100-40gb",
+        {"engine": "deepspeed", "shard": "zero3", "optimizer_offload": "nvme", "param_offload": "nvme"},
+        {"grad_accum": 2},
+    ),
     "sequences shared": ("2xa100-40gb", {"cp": 2, "shard": "zero3"}, {}),
 }
 

@@ -274,6 +274,11 @@ class ReadyStep:
         return self.optimizers[0]
 
     @property
+    def group(self) -> Any:
+        """Return the group in which all ranks exchange small messages; None: torch's default one."""
+        return None
+
+    @property
     def parameters(self) -> int:
         """Return the elements of all parameters of the whole network, each counted once."""
         return sum(models.elements(parameter) for parameter in self.model.parameters())

@@ -135,7 +135,7 @@ def resume(ready: ReadyStep, folder: Path) -> dict[str, Any]:
     """
     names = {*states.weights(ready)}
     if ready.step.world.axes.pp > 1:
-        names.update(*_gather(sorted(names)))
+        names.update(*_gather(ready, sorted(names)))
     with together(ready, UnreadableFile, f"{folder} cannot be read"):
         manifest = read_manifest(folder)
         check_same(ready, manifest)
@@ -427,15 +427,15 @@ def together(ready: ReadyStep, kind: type[TonnageError], what: str) -> Iterator[
     except (Exception, dcp.api.CheckpointException) as error:
         failure = _own_cause(error)
     failed, is_memory = failure is not None, isinstance(failure, torch.OutOfMemoryError)
-    if dist.is_initialized():
+    if count_ranks() > 1:
         flags = torch.tensor([float(failed), float(is_memory)], device=ready.step.world.device)
-        dist.all_reduce(flags)
+        dist.all_reduce(flags, group=ready.group)
         failed, is_memory = map(bool, flags.tolist())
     if not failed:
         return
     if is_memory:  # to tell the others why takes memory, too
         raise failure or OutOfDeviceMemory(f"{what}: another rank ran out of memory.") from None
-    said = _gather(None if failure is None else _as_message(failure, kind, what))
+    said = _gather(ready, None if failure is None else _as_message(failure, kind, what))
     if failure is not None and not isinstance(failure, OSError | RuntimeError | dcp.api.CheckpointException):
         raise failure
     name, message = next(message for message in said if message is not None)
@@ -449,11 +449,11 @@ def _as_message(failure: BaseException, kind: type[TonnageError], what: str) -> 
     return kind.__name__, f"{what}: {_reason(failure)}."
 
 
-def _gather(value: Any) -> list[Any]:
+def _gather(ready: ReadyStep, value: Any) -> list[Any]:
     """Return the values of all ranks."""
     values = [value] * count_ranks()
-    if dist.is_initialized():
-        dist.all_gather_object(values, value)
+    if count_ranks() > 1:
+        dist.all_gather_object(values, value, group=ready.group)
     return values
 
 

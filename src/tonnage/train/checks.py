@@ -47,6 +47,9 @@ def check_supported(job: Job, plan: Plan) -> None:
             f"The plan is for the engine {plan.engine}, which runs a loop of its own; export it "
             f"(tonnage export FILE --to {plan.engine}), or plan for the engine {' or '.join(CARRIED_OUT)}."
         )
+    engine = engine_of(plan)
+    if refusals := [*engine.unexpressed(job, plan), *engine.missing()]:
+        raise UsageError(str(refusals[0]))
     if plan.precision == "fp16-true" and job.method == "full":
         raise UsageError(
             "precision fp16-true cannot train all weights: small updates vanish and large gradients overflow; choose "

@@ -120,7 +120,7 @@ def _run(setup: Setup, rank: int, progress: Progress) -> Outcome:
     run = _Run(setup, rank, progress)
     with run.stops_on_signals():
         outcome = run.run()
-    if dist.is_initialized():
+    if checkpoints.count_ranks() > 1:
         dist.barrier()  # no rank leaves while another one writes
     return outcome
 
@@ -245,10 +245,10 @@ class _Run:
 
     def _agree_to_stop(self) -> bool:
         """Return True if any rank was told to stop."""
-        if not dist.is_initialized():
+        if checkpoints.count_ranks() == 1:
             return self._is_stopped
         told = torch.tensor([float(self._is_stopped)], device=self._device)
-        dist.all_reduce(told)
+        dist.all_reduce(told, group=self._trainable.ready.group)
         return bool(told.item())
 
     def _last_checkpoint(self) -> Path | None:
@@ -257,9 +257,9 @@ class _Run:
         if self._rank == 0:
             path = checkpoints.last_whole(self._checkpoints, self._progress.remark)
             name = None if path is None else path.name
-        if dist.is_initialized():
+        if checkpoints.count_ranks() > 1:
             names = [name]
-            dist.broadcast_object_list(names, device=self._device)
+            dist.broadcast_object_list(names, device=self._device, group=self._trainable.ready.group)
             name = names[0]
         return None if name is None else self._checkpoints / name
 

@@ -308,7 +308,8 @@ class Trainable:
     def _group(self) -> Any:
         """Return the ranks that have batches of their own; None for one."""
         world = self.ready.step.world
-        return world.group("dp_replicate", "dp_shard") if world.axes.data_parallel > 1 else None
+        shared = world.axes.data_parallel > 1
+        return (self.ready.group or world.group("dp_replicate", "dp_shard")) if shared else None
 
     @property
     def _stages(self) -> Any:
@@ -331,7 +332,7 @@ class Trainable:
         """Return the mean of a loss over the ranks that have their own batches, or their own parts of a sequence."""
         world = self.ready.step.world
         ranks = world.axes.data_parallel * world.axes.cp
-        group = world.group("dp_replicate", "dp_shard", "cp") if ranks > 1 else None
+        group = (self.ready.group or world.group("dp_replicate", "dp_shard", "cp")) if ranks > 1 else None
         loss = labels.sum_over_ranks(loss, world.device, self._stages)  # that of the last stage
         return labels.sum_over_ranks(loss, world.device, group) / ranks
 

@@ -60,7 +60,7 @@ class Engine:
 
     def refusals(self, case: Case) -> tuple[Refusal, ...]:
         """Return why this engine cannot run the case; empty if it can."""
-        refusals = (*self._without_gpu(case), *self._unexpressed(case.job, case.plan), *self.missing())
+        refusals = (*self._without_gpu(case), *self.unexpressed(case.job, case.plan), *self.missing())
         if refusals:
             return refusals
         refusal = self.accepts(case)
@@ -90,7 +90,8 @@ class Engine:
                 instead="choose a GPU, or engine tonnage",
             )
 
-    def _unexpressed(self, job: Job, plan: Plan) -> Iterator[Refusal]:
+    def unexpressed(self, job: Job, plan: Plan) -> Iterator[Refusal]:
+        """Yield a refusal for each option that it has no setting for."""
         if self.expresses is None:
             return
         for owner in (job, plan):

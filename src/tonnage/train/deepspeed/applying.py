@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -57,9 +57,9 @@ def check_here(plan: Plan, device: str, optimizer: object) -> None:
     from deepspeed.accelerator import get_accelerator
     from deepspeed.utils import logger
 
-    for handler in logger.handlers:
-        if isinstance(handler, logging.StreamHandler):
-            handler.setStream(sys.stderr)  # stdout is for results
+    logger.handlers[:] = [logging.lastResort]  # which writes to stderr: stdout is for results
+    # torch deprecates what DeepSpeed calls for every exchange
+    warnings.filterwarnings("ignore", ".*is deprecated", FutureWarning, r"torch\.distributed\.c10d_logger")
     accelerator = get_accelerator()
     if accelerator.device_name() != kind:
         raise UsageError(

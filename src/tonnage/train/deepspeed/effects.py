@@ -87,11 +87,13 @@ def _look_at_rest(ready: ReadyStep, plan: Plan) -> tuple[str, bool]:
     found = ", ".join(
         f"{count} in files" if place == "nvme" else f"{count} on {place}" for place, count in places.items()
     )
-    return f"parameters rest: {found}", plan.param_offload in places
+    swapped = all(getattr(parameter, "nvme_swapper", None) is not None for parameter in ready.model.parameters())
+    holds = swapped and set(places) <= {"nvme", "cpu"} if plan.param_offload == "nvme" else set(places) == {"cpu"}
+    return f"parameters rest: {found}", holds
 
 
 def _rest_of(parameter: Any) -> str:
-    """Return where a rank's part of a parameter rests; small ones are never in files."""
+    """Return where a rank's part of a parameter rests; small ones are never in files but on the host."""
     part = getattr(parameter, "ds_tensor", parameter)
     return "nvme" if getattr(part, "final_location", None) == "nvme" else str(part.device.type)
 

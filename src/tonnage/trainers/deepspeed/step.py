@@ -36,6 +36,11 @@ class EngineStep(ReadyStep):
     loss: list[torch.Tensor] = field(default_factory=list)
     """The last loss, which a loop as in DeepSpeed's documentation holds until the next one."""
 
+    @property
+    def group(self) -> Any:
+        """Return the engine's group: one more of NCCL's would take memory that no estimate knows."""
+        return self.model.data_parallel_group
+
     def to_device(self, batch: Batch) -> Batch:
         """Return the batch on this rank's device, images and sounds in the compute dtype: there is no autocast."""
         wanted = dtype(self.step.plan.compute_dtype)
