@@ -3,6 +3,8 @@
 DeepSpeed keeps its groups of ranks for the life of a process: its steps run in processes of their own.
 """
 
+import dataclasses
+import importlib.util
 import json
 import multiprocessing
 import pickle
@@ -134,6 +136,19 @@ class Executed:
         return pickle.loads, (pickle.dumps(None),)
 
 
+def adapters_added(folder: Path) -> tuple[list[float], list[float]]:
+    """Return losses under adapters that the plan adds, and that of the network without them."""
+    given, [[batch]] = network(), batches(1)
+    alone = given(**batch).loss.item()
+    job, plan = Job(method="lora", lora_rank=4), Plan(engine="deepspeed", precision="fp32", shard="zero3")
+    trainable = tonnage.apply(dataclasses.replace(plan, optimizer_offload="cpu"), given, {"lr": 1e-2}, job=job)
+    losses = [trainable.step([batch]).loss for _ in range(3)]
+    trainable.save_pretrained(folder / "adapters")
+    assert (folder / "adapters" / "adapter_config.json").is_file()
+    assert trainable.unapply()(**batch).loss.item() == pytest.approx(alone, rel=SUMMED)
+    return losses, [alone]
+
+
 def rank_main(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
@@ -142,6 +157,8 @@ def rank_main(rank: int, world: int, folder: str) -> None:
         shared = Path(folder) / str(number)
         shared.mkdir(exist_ok=True)
         found[name] = trained(choices, world, rank, shared)
+    if world == 1 and importlib.util.find_spec("peft"):
+        found["adapters"] = adapters_added(Path(folder))
     torch.save(found, Path(folder) / f"rank{rank}")
     dist.destroy_process_group()
 
@@ -165,6 +182,13 @@ def test_deepspeed_trains_as_plain_pytorch(world: int, name: str) -> None:
     for key, weights in expected.items():
         assert torch.equal(loaded[key], state[key])
         torch.testing.assert_close(state[key], weights, rtol=0, atol=SUMMED, msg=key)
+
+
+def test_adapters_that_the_plan_adds_begin_without_effect_and_learn() -> None:
+    pytest.importorskip("peft")
+    [first, second, third], [alone] = in_processes(1)[0]["adapters"]
+    assert first == pytest.approx(alone, rel=SUMMED)
+    assert third < second < first
 
 
 REFUSED: dict[str, tuple[dict[str, Any], Any, str]] = {

@@ -108,7 +108,7 @@ def apply(
     world = replace(join(world, plan, alone=False), made_group=False)  # DeepSpeed keeps its groups of ranks
     os.environ.setdefault("LOCAL_RANK", "0")  # which its engine asks for
     deepspeed.init_distributed(dist_backend="gloo" if world.device.type == CPU else "nccl")
-    step = suit(replace(common.network_step(job, plan, world), world=world, given=given))
+    step = suit(replace(common.network_step(job, plan, world), world=world, given=given, initialise=True))
     network = given.network
     folder = tempfile.TemporaryDirectory(prefix="tonnage-swapped-", dir=disk.folder())
     options = {**hyperparameters, **(_ON_CPU if world.device.type == CPU else {})}
