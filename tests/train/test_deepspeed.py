@@ -143,6 +143,11 @@ def adapters_added(folder: Path) -> tuple[list[float], list[float]]:
     job, plan = Job(method="lora", lora_rank=4), Plan(engine="deepspeed", precision="fp32", shard="zero3")
     trainable = tonnage.apply(dataclasses.replace(plan, optimizer_offload="cpu"), given, {"lr": 1e-2}, job=job)
     losses = [trainable.step([batch]).loss for _ in range(3)]
+    for group in trainable.optimizers[0].param_groups:
+        group["lr"] = 0.0
+    assert trainable.step([batch]) == trainable.step([batch])
+    with pytest.raises(UsageError, match="DeepSpeed has divided the network's weights"):
+        tonnage.apply(plan, trainable.model)
     trainable.save_pretrained(folder / "adapters")
     assert (folder / "adapters" / "adapter_config.json").is_file()
     assert trainable.unapply()(**batch).loss.item() == pytest.approx(alone, rel=SUMMED)

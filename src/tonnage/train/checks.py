@@ -163,7 +163,9 @@ def check_network(network: object) -> None:
         raise UsageError(
             "The network is on the meta device and has no weights; load them, or initialise it, before apply."
         )
-    if type(network).__name__ in ("DistributedDataParallel", "OptimizedModule") or hasattr(
+    if any(hasattr(parameter, "ds_id") for parameter in network.parameters()):
+        raise UsageError("DeepSpeed has divided the network's weights; give a network with whole ones.")
+    if type(network).__name__ in ("DistributedDataParallel", "OptimizedModule", "DeepSpeedEngine") or hasattr(
         network, "_get_fsdp_state"
     ):
         raise UsageError(f"The network is wrapped already ({type(network).__name__}); give the one without wrapper.")

@@ -106,7 +106,7 @@ def apply(
 
     world = World(size=cluster.gpus, gpus_per_node=cluster.gpus_per_node, device=select_device(device))
     world = replace(join(world, plan, alone=False), made_group=False)  # DeepSpeed keeps its groups of ranks
-    os.environ.setdefault("LOCAL_RANK", "0")  # which its engine asks for
+    os.environ.setdefault("LOCAL_RANK", str(world.device.index or 0))  # by which its engine chooses the card
     deepspeed.init_distributed(dist_backend="gloo" if world.device.type == CPU else "nccl")
     step = suit(replace(common.network_step(job, plan, world), world=world, given=given, initialise=True))
     network = given.network
