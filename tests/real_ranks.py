@@ -16,6 +16,7 @@ IMPORTED_ONCE: Final = (
     *("torch._dynamo", "torch.distributed.optim", "torch.distributed.pipelining", "torch.distributed.checkpoint"),
     *("torch.distributed.tensor.parallel", "torch.distributed.tensor.experimental", "torch.distributed.fsdp"),
     *("tonnage.step.step", "tonnage.step.clipping", "tonnage.train.applying", "peft", "bitsandbytes", "pytest"),
+    "deepspeed",
 )
 """Of all test files: the process is started by the first that needs it; what is not installed is left out."""
 

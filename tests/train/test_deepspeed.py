@@ -6,7 +6,6 @@ DeepSpeed keeps its groups of ranks for the life of a process: its steps run in 
 import dataclasses
 import importlib.util
 import json
-import multiprocessing
 import pickle
 import tempfile
 from functools import cache
@@ -15,12 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from transformers import AutoModelForCausalLM
 
 import tonnage
 from networks import one_thread  # noqa: F401
+from real_ranks import run_ranks
 from real_text import IGNORED, ROW, batches, network
 from tonnage import Job, Plan
 from tonnage.errors import UnreadableFile, UsageError
@@ -33,7 +31,6 @@ SUMMED = 1e-6
 """fp32: gradients are summed in buckets, and over ranks, in another order."""
 
 ADAMW: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.1, "betas": (0.9, 0.95)}
-IMPORTED_ONCE = ["transformers.models.llama.modeling_llama", "tonnage.train.applying", "deepspeed"]
 CASES: dict[int, dict[str, dict[str, Any]]] = {
     1: {
         "zero2, states on the host": {"shard": "zero2", "optimizer_offload": "cpu", "clip_grad_norm": 0.3},
@@ -155,8 +152,6 @@ def adapters_added(folder: Path) -> tuple[list[float], list[float]]:
 
 
 def rank_main(rank: int, world: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
     found = {}
     for number, (name, choices) in enumerate(CASES[world].items()):
         shared = Path(folder) / str(number)
@@ -165,15 +160,13 @@ def rank_main(rank: int, world: int, folder: str) -> None:
     if world == 1 and importlib.util.find_spec("peft"):
         found["adapters"] = adapters_added(Path(folder))
     torch.save(found, Path(folder) / f"rank{rank}")
-    dist.destroy_process_group()
 
 
 @cache
 def in_processes(world: int) -> list[Any]:
     """Return what each rank has at the end of every case."""
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
-        mp.start_processes(rank_main, (world, folder), nprocs=world, start_method="forkserver")
+        run_ranks(rank_main, world, folder)
         return [torch.load(Path(folder) / f"rank{rank}", weights_only=False) for rank in range(world)]
 
 
