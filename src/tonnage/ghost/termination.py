@@ -61,13 +61,9 @@ def end(process: "subprocess.Popen[bytes]", run: str) -> None:
             except subprocess.TimeoutExpired:
                 continue
     process.wait()
-    for remaining in descendants:
-        if _started_at(remaining.process) == remaining.started:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(remaining.process, signal.SIGKILL)
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while (remaining_processes := list(_find_processes(run))) and time.monotonic() < deadline:
-        for number in remaining_processes:
+    while (remaining := [*_list_running(descendants), *_find_processes(run)]) and time.monotonic() < deadline:
+        for number in remaining:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
         time.sleep(_LOOK_SECONDS)
@@ -95,12 +91,18 @@ def _find_descendants(process: int) -> list[_Started]:
     return found
 
 
+def _list_running(processes: list[_Started]) -> Iterator[int]:
+    """Yield the numbers of those that have not ended."""
+    return (one.process for one in processes if one.started and _started_at(one.process) == one.started)
+
+
 def _started_at(process: int) -> str:
     """Return when a process was started, in the kernel's ticks; empty if it has ended."""
     try:
-        return Path("/proc", str(process), "stat").read_text().rpartition(")")[2].split()[19]
+        words = Path("/proc", str(process), "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
+    return "" if words[0] == "Z" else words[19]
 
 
 def _find_processes(run: str) -> Iterator[int]:

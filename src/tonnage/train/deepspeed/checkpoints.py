@@ -6,6 +6,7 @@ its parts, and the random states of each rank.  As many ranks read it again.
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,6 +33,10 @@ _KNOWN: Final = (
 
 def save(ready: ReadyStep, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
     """Write a checkpoint into a new folder, whole or not at all.  All ranks must call it with the same folder."""
+
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    copyreg.pickle(ZeroStageEnum, lambda stage: (ZeroStageEnum, (stage.value,)))  # Python 3.11.2 would call getattr
 
     def write(partial: Path) -> set[str]:
         engine: Any = ready.model
