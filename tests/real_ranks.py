@@ -2,14 +2,17 @@
 
 import gc
 import multiprocessing
+import os
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+Case = TypeVar("Case")
 
 IMPORTED_ONCE: Final = (
     *(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen3", "gemma2", "mixtral", "qwen3_moe")),
@@ -19,6 +22,12 @@ IMPORTED_ONCE: Final = (
     "deepspeed",
 )
 """Of all test files: the process is started by the first that needs it; what is not installed is left out."""
+
+
+def drop_like_others(cases: dict[str, Case], like_others: tuple[str, ...]) -> dict[str, Case]:
+    """Return the cases without those that only the long tests run, since others ask nearly the same."""
+    runs_long = bool(os.environ.get("TONNAGE_TEST_LONG"))
+    return {name: case for name, case in cases.items() if runs_long or name not in like_others}
 
 
 def run_ranks(main: Callable[..., None], world: int, *arguments: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from real_ranks import drop_like_others
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.timeline import timeline
 from tonnage.ghost.environment import environment
@@ -56,14 +57,8 @@ ALL_PROGRAMS = {
     "tensor and fsdp": (["parallel.py", "both"], "8xa100-40gb", 5),
 }
 
-LIKE_OTHERS = ("bf16", "images", "experts, checkpointed")
-"""Programs like those of the others, to which only the long tests look; all of them in one process take 8 s."""
-
-PROGRAMS_TO_WATCH = {
-    name: program
-    for name, program in ALL_PROGRAMS.items()
-    if name not in LIKE_OTHERS or os.environ.get("TONNAGE_TEST_LONG")
-}
+LIKE_OTHERS = ("bf16", "loss scaling", "images", "experts, checkpointed", "out of memory", "tensor and fsdp")
+PROGRAMS_TO_WATCH = drop_like_others(ALL_PROGRAMS, LIKE_OTHERS)
 
 ADAPTERS = ("--lora", "--checkpointing", "--accumulate", "2")
 """Arguments of the Trainer; the same as in test_programs, so that it runs once."""

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from networks import one_thread, tiny, tiny_job  # noqa: F401
-from real_ranks import run_ranks
+from real_ranks import drop_like_others, run_ranks
 from ring_on_cpu import ring_on_cpu
 from tonnage.case import Case as TrainingCase
 from tonnage.catalog.devices import parse_cluster
@@ -63,7 +63,7 @@ class Case:
         return Plan(**{**SHARED, **{name: self.plan[name] for name in SHARED if name in self.plan}})
 
 
-CASES: dict[int, dict[str, Case]] = {
+ALL_CASES: dict[int, dict[str, Case]] = {
     2: {
         "tp": Case(plan={"tp": 2}),
         "tp whole sequences": Case(plan={"tp": 2, "sequence_parallel": "off"}),
@@ -140,6 +140,15 @@ CASES: dict[int, dict[str, Case]] = {
         ),
     },
 }
+
+
+LIKE_OTHERS = (
+    *("tp whole sequences", "tp chunked", "tp chunked tied", "pp", "pp lora", "cp", "tp lora whole sequences"),
+    *("tp lora of some", "tp experts", "pp tied"),
+    *("ep zero2", "ep tp", "tp lora ddp", "pp lora zero2", "tp ddp", "tp zero3 whole sequences", "cp tp", "pp tp"),
+    *("tp ddp chunked", "pp zero1", "pp zero2", "tp zero1"),
+)
+CASES = {world: drop_like_others(cases, LIKE_OTHERS) for world, cases in ALL_CASES.items()}
 
 
 def batches(data_ranks: int) -> list[models.Batch]:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import tonnage
 from networks import one_thread  # noqa: F401
-from real_ranks import run_ranks
+from real_ranks import drop_like_others, run_ranks
 from real_text import IGNORED, ROW, batches, network, network_of_experts
 from tonnage import Job, Plan
 from tonnage.errors import UsageError
@@ -53,7 +53,11 @@ OF_FOUR: dict[str, tuple[dict[str, Any], str]] = {
     "stages tp": ({"pp": 2, "tp": 2, "clip_grad_norm": 0.3}, "full"),
     "experts tp": ({"shard": "zero3", "ep": 2, "tp": 2, "clip_grad_norm": 0.3}, "full"),
 }
-CASES = {2: OF_TWO, 4: OF_FOUR}
+LIKE_OTHERS = (
+    *("zero2", "offload", "accum sync", "tp chunked", "tp adapters whole sequences", "stages interleaved"),
+    *("tp ddp", "tp adapters zero3", "experts hsdp", "experts of pairs", "stages tp"),
+)
+CASES = {world: drop_like_others(cases, LIKE_OTHERS) for world, cases in ((2, OF_TWO), (4, OF_FOUR))}
 
 
 def steps() -> list[list[dict[str, torch.Tensor]]]:

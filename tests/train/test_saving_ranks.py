@@ -18,14 +18,14 @@ from torch.utils._pytree import tree_leaves
 
 import tonnage
 from networks import one_thread  # noqa: F401
-from real_ranks import IMPORTED_ONCE, run_ranks
+from real_ranks import IMPORTED_ONCE, drop_like_others, run_ranks
 from real_text import batches, network, network_of_experts
 from tonnage import Job, Plan
 from tonnage.errors import UnwritableFile
 from tonnage.train import checkpoints
 
 BEFORE, STEPS, MICRO_BATCHES = 2, 4, 4
-PLANS: dict[str, dict[str, Any]] = {
+ALL_PLANS: dict[str, dict[str, Any]] = {
     **{shard: {"shard": shard} for shard in ("ddp", "zero1", "zero2", "zero3")},
     "muon": {"shard": "zero1", "optimizer": "muon"},
     "adafactor": {"shard": "zero1", "optimizer": "adafactor"},
@@ -42,6 +42,10 @@ PLANS: dict[str, dict[str, Any]] = {
     "stages": {"pp": 2, "shard": "zero1"},
     **({"in 8 bits": {"shard": "zero3", "optimizer": "adamw-8bit-ao"}} if find_spec("torchao") else {}),
 }
+
+
+LIKE_OTHERS = ("zero2", "megatron", "adafactor", "tp", "states", "parameters")
+PLANS = drop_like_others(ALL_PLANS, LIKE_OTHERS)
 
 
 def started(name: str) -> Any:
