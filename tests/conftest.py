@@ -59,6 +59,7 @@ LONG: Final = (
     "tests/allocator/test_allocator_against_torch.py::test_options_are_parsed_like_torch[max_split",
     "tests/allocator/test_allocator_against_torch.py::test_replay_of_a_training_step_equals_it[h100",
     "tests/allocator/test_allocator_against_torch.py::test_replica_equals_torch[1-default-private pools",
+    "tests/benchmarks/test_accuracy.py::test_software_that_torch_has_imported_already_is_not_mixed",
     "tests/benchmarks/test_accuracy.py::test_the_stand_in_for_flash_attention_asks_for_what_torchs_operation_asks_for",
     "tests/benchmarks/test_accuracy.py::test_what_inductor_makes_asks_for_the_same_without_its_kernels",
     "tests/benchmarks/test_accuracy.py::test_what_was_compiled_before_the_fork_leaves_the_card_as_it_is",
@@ -80,11 +81,13 @@ LONG: Final = (
     "tests/ghost/test_applied.py::test_an_applied_plan_needs_what_was_estimated[sequences shared",
     "tests/ghost/test_applied.py::test_an_applied_plan_needs_what_was_estimated[sharded]",
     "tests/ghost/test_applied.py::test_an_applied_plan_needs_what_was_estimated[updated in backward",
+    "tests/ghost/test_counting.py::test_a_product_whose_result_has_another_dtype_is_counted",
     "tests/ghost/test_counting.py::test_what_becomes_of_a_further_step_changes_no_answer[compiled",
     "tests/ghost/test_counting.py::test_what_becomes_of_a_further_step_changes_no_answer[ends",
     "tests/ghost/test_counting.py::test_what_becomes_of_a_further_step_changes_no_answer[fails",
     "tests/ghost/test_counting.py::test_what_becomes_of_a_further_step_changes_no_answer[gives-up",
     "tests/ghost/test_dryrun.py::test_a_process_left_behind_is_ended[leaves-a-service",
+    "tests/ghost/test_dryrun.py::test_a_rank_that_outlives_the_process_that_started_it",
     "tests/ghost/test_dryrun.py::test_a_script_that_has_torchscript_compile_what_was_replaced",
     "tests/ghost/test_dryrun.py::test_a_script_that_leaves_early[exits]",
     "tests/ghost/test_dryrun.py::test_a_script_that_spawns_processes",
@@ -101,6 +104,7 @@ LONG: Final = (
     "tests/ghost/test_programs.py::test_a_checkpoint_packed_in_another_way_needs_its_files",
     "tests/ghost/test_programs.py::test_a_compiled_model_of_pictures_and_words",
     "tests/ghost/test_programs.py::test_a_job_that_fits_but_for_nccls_buffers_does_not_fit",
+    "tests/ghost/test_programs.py::test_a_pipeline_of_two_real_processes",
     "tests/ghost/test_programs.py::test_a_plain_loop[bert]",
     "tests/ghost/test_programs.py::test_a_plain_loop[gpt2]",
     "tests/ghost/test_programs.py::test_a_plain_loop[mixtral]",
@@ -122,6 +126,7 @@ LONG: Final = (
     "tests/ghost/test_several.py::test_lbfgs_fills_its_history[searches",
     "tests/ghost/test_shortcuts.py::test_one_of_each_kind_is_asked_for_and_the_results_are_torchs",
     "tests/ghost/test_versions.py::test_both_ways_find_the_same_marks[checkpointing",
+    "tests/ghost/test_versions.py::test_both_ways_find_the_same_marks[fsdp",
     "tests/ghost/test_versions.py::test_both_ways_find_the_same_marks[oom",
     "tests/ghost/test_versions.py::test_libraries_for_fewer_bits[adamw8bit",
     "tests/ghost/test_versions.py::test_libraries_for_fewer_bits[paged",
@@ -171,7 +176,7 @@ LONG: Final = (
     "tests/workers/test_worker.py::test_closing_twice_is_closing",
     "tests/workers/test_worker.py::test_many_jobs_leave_nothing_behind",
 )
-"""Tests of 3 to 60 s whose neighbours ask nearly the same; others are marked `long` in their files."""
+"""Tests of 2 to 60 s whose neighbours ask nearly the same; others are marked `long` in their files."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

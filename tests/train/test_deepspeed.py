@@ -6,6 +6,7 @@ DeepSpeed keeps its groups of ranks for the life of a process: its steps run in 
 import dataclasses
 import importlib.util
 import json
+import os
 import pickle
 import tempfile
 from functools import cache
@@ -81,6 +82,7 @@ def trained(choices: dict[str, Any], world: int, rank: int, folder: Path) -> tup
     each = MICRO_BATCHES // world
     plan, job = Plan(engine="deepspeed", precision="fp32", **choices), Job(grad_accum=each)
     trainable = tonnage.apply(plan, given, ADAMW, job=job)
+    assert "DS_ACCELERATOR" not in os.environ, "processes that are started later get it"
     mine = [step[rank * each :][:each] for step in steps()]
     results = [trainable.step(step) for step in mine[:3]]
     assert all(effect.took_effect for effect in trainable.took_effect()), trainable.took_effect()

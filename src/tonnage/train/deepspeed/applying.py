@@ -11,6 +11,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,16 +52,15 @@ def check_here(plan: Plan, device: str, optimizer: object) -> None:
     if callable(optimizer):
         raise UsageError("DeepSpeed makes the optimizer of its configuration; give hyperparameters by name.")
     kind = torch.device(device).type
-    if kind == CPU:
-        os.environ.setdefault("DS_ACCELERATOR", CPU)  # else it looks for cards
-    import deepspeed
-    from deepspeed.accelerator import get_accelerator
-    from deepspeed.utils import logger
+    with _stated("DS_ACCELERATOR", CPU) if kind == CPU else nullcontext():  # else it looks for cards
+        import deepspeed
+        from deepspeed.accelerator import get_accelerator
+        from deepspeed.utils import logger
 
+        accelerator = get_accelerator()
     logger.handlers[:] = [logging.lastResort]  # which writes to stderr: stdout is for results
     # torch deprecates what DeepSpeed calls for every exchange
     warnings.filterwarnings("ignore", ".*is deprecated", FutureWarning, r"torch\.distributed\.c10d_logger")
-    accelerator = get_accelerator()
     if accelerator.device_name() != kind:
         raise UsageError(
             f"The plan is for {kind}, and DeepSpeed computes on {accelerator.device_name()} in this process; set "
@@ -78,6 +78,18 @@ def check_here(plan: Plan, device: str, optimizer: object) -> None:
             raise UsageError(
                 f"{option} needs an operation that DeepSpeed compiles, which takes {needs}: {reason[:300]}."
             ) from None
+
+
+@contextmanager
+def _stated(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable inside, unless the user has: processes that are started later do not get it."""
+    is_missing = name not in os.environ
+    os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        if is_missing:
+            os.environ.pop(name, None)
 
 
 def _operations(plan: Plan, kind: str) -> Iterator[tuple[str, str, str]]:
