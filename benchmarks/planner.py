@@ -137,7 +137,7 @@ def judge(engine: str, number: int, most_runs: int) -> Result:
     except TonnageError as error:
         return Result(engine, number, f"refused: {error}")
     with _Patient(lambda text: None) as runner:
-        solution = search(question, runner, top=1)
+        solution = search(question, runner)
         if not solution.plans:
             return Result(engine, number, solution.status)
         first = price_candidate(solution.plans[0].candidate, question.cluster)
