@@ -121,7 +121,7 @@ def ask(failure: Failure) -> Result:
 def _holds(case: Case, advice: Advice, worker: Worker) -> bool:
     options = {name: value for name, value in advice.change.items() if name != "gpu"}
     cluster = parse_cluster(advice.change["gpu"]) if "gpu" in advice.change else None
-    changed = apply(Change(options=options, limit_bytes=0, cluster=cluster), case)
+    changed = apply(Change(options=options, cluster=cluster), case)
     if changed is None:
         return False
     again = predict.answer(changed, worker=worker, fresh=True).estimate

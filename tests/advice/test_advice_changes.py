@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tonnage.advice.changes import NOTHING, Change, apply, list_changes, list_host_changes
+from tonnage.advice.changes import NOTHING, Change, apply, limit_together, list_changes, list_host_changes
 from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.estimate import CATEGORIES, Host, Peak
@@ -82,6 +82,14 @@ def test_a_limit_is_never_more_than_what_is_held():
         assert 0 < change.limit_bytes <= peak.process_bytes
 
 
+def test_changes_together_gain_no_more_of_a_category_than_it_holds():
+    peak = make_peak("forward", activation=8, workspace=2, cached=4)
+    kept, passing = {"activation": 8 * GIB}, {"activation": 8 * GIB, "workspace": 2 * GIB}
+    changes = [Change(options={}, limits=limits) for limits in (kept, passing, {"cached": 4 * GIB})]
+    assert limit_together(changes[:1], peak) == 8 * GIB
+    assert limit_together(changes, peak) == 10 * GIB
+
+
 def test_fast_changes_come_before_slow_ones():
     peak = make_peak("optimizer", parameter=8, gradient=8, optimizer_state=16, activation=4)
     slow = [change.is_slow for change in list_changes(make_case(), peak)]
@@ -91,12 +99,12 @@ def test_fast_changes_come_before_slow_ones():
 
 @pytest.mark.parametrize("options", [{"tp": 3}, {"shard": "zero3", "optimizer_in_backward": True, "grad_accum": 2}])
 def test_a_refused_change_gives_no_case(options):
-    assert apply(Change(options=options, limit_bytes=0), make_case()) is None
+    assert apply(Change(options=options), make_case()) is None
 
 
 def test_changes_one_after_the_other_are_one():
-    first = Change(options={"checkpointing": "selective"}, limit_bytes=1)
-    second = Change(options={"checkpointing": "full"}, limit_bytes=2, changes_mathematics=True)
+    first = Change(options={"checkpointing": "selective"}, limits={"activation": 1})
+    second = Change(options={"checkpointing": "full"}, limits={"activation": 2}, changes_mathematics=True)
     both = second.after(first)
     assert (dict(both.options), both.limit_bytes, both.changes_mathematics) == ({"checkpointing": "full"}, 3, True)
     assert first.after(NOTHING) == first
@@ -104,7 +112,7 @@ def test_changes_one_after_the_other_are_one():
 
 def test_other_cards_are_part_of_a_change():
     larger = parse_cluster("b200")
-    changed = apply(Change(options={}, limit_bytes=0, cluster=larger), make_case())
+    changed = apply(Change(options={}, cluster=larger), make_case())
     assert changed == replace(make_case(), cluster=larger)
 
 
@@ -127,5 +135,5 @@ def test_host_memory_is_freed_where_it_is_used():
 
 
 def test_bringing_back_what_was_offloaded_makes_no_step_slow():
-    assert not Change(options={"param_offload": "none"}, limit_bytes=1).is_slow
-    assert Change(options={"param_offload": "cpu"}, limit_bytes=1).is_slow
+    assert not Change(options={"param_offload": "none"}, limits={"activation": 1}).is_slow
+    assert Change(options={"param_offload": "cpu"}, limits={"activation": 1}).is_slow

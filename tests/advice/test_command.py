@@ -12,7 +12,7 @@ def spell(options: dict[str, object], change: Change, gpu: str = "t4", others: t
 
 
 def test_options_are_kept_and_changed():
-    change = Change(options={"checkpointing": "full", "optimizer_in_backward": True}, limit_bytes=0)
+    change = Change(options={"checkpointing": "full", "optimizer_in_backward": True})
     spelled = spell({"seq_len": 512, "checkpointing": "none"}, change)
     assert spelled == ("tonnage estimate gpt2 --gpu t4 --seq-len 512 --checkpointing full --optimizer-in-backward")
 
@@ -20,12 +20,12 @@ def test_options_are_kept_and_changed():
 def test_lists_names_and_other_words():
     spelled = spell(
         {"lora_targets": ("q_proj", "v_proj"), "accum_sync": False},
-        Change(options={}, limit_bytes=0),
+        Change(options={}),
         others=("--rank", "1"),
     )
     assert spelled == "tonnage estimate gpt2 --gpu t4 --lora-targets q_proj,v_proj --rank 1"
 
 
 def test_other_cards_replace_those_of_the_question():
-    change = Change(options={}, limit_bytes=0, cluster=parse_cluster("2x8xa100-80gb"))
+    change = Change(options={}, cluster=parse_cluster("2x8xa100-80gb"))
     assert shlex.split(spell({}, change))[3:5] == ["--gpu", "2x8xa100-80gb"]

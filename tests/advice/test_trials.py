@@ -106,6 +106,8 @@ def test_a_document_with_advice_can_be_read_back(short):
 class Formula:
     """Answers trials: 10 GiB of weights, 10 of gradients and states, 8 a sequence for activations."""
 
+    worker_count = 2
+
     def __init__(self) -> None:
         self.asked = 0
 

@@ -3,8 +3,9 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,12 @@ CAPABILITY = torch.cuda.get_device_capability()
 KEPT = torch.cuda.get_device_properties
 MAJOR = torch.cuda.get_device_properties(torch.cuda.current_device()).major
 """
+COMPILES = """
+import torch
+@torch.compile(backend="eager")
+def double(x):
+    return 2 * x
+"""
 TOUCHES = """
 import preload_asks
 try:
@@ -31,7 +38,12 @@ except Exception:
 
 @pytest.fixture(autouse=True)
 def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, text in {"asks": ASKS, "touches": TOUCHES, "breaks": "import preload_asks\n1 / 0"}.items():
+    for name, text in {
+        "asks": ASKS,
+        "compiles": COMPILES,
+        "touches": TOUCHES,
+        "breaks": "import preload_asks\n1 / 0",
+    }.items():
         (tmp_path / f"preload_{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
@@ -53,6 +65,23 @@ def test_a_kept_reference_to_a_query_function_is_the_real_one_afterwards(name: s
     if preload.try_import(name):
         assert sys.modules[name].KEPT is function
     assert (function.__code__, torch.cuda.current_device.__code__, torch.cuda._lazy_init.__code__) == code
+
+
+def test_a_function_is_compiled_when_it_is_called_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[dict[str, object]] = []
+    real = torch.compile
+
+    def ours(model: Callable[..., object], **options: Any) -> Any:
+        compiled.append(options)
+        return real(model, **options)
+
+    monkeypatch.setattr(torch, "compile", ours)
+    assert preload.try_import("preload_compiles")
+    assert torch.compile is ours
+    module = sys.modules["preload_compiles"]
+    assert (compiled, module.double.__name__) == ([], "double")
+    assert [module.double(3), module.double(4)] == [6, 8]
+    assert compiled == [{"backend": "eager"}]
 
 
 def test_torch_compile_learns_of_the_forks_own_card(torch_build: Torch) -> None:

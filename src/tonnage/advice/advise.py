@@ -20,6 +20,9 @@ from tonnage.cluster import CPU
 from tonnage.estimates import predict
 from tonnage.estimates.estimate import Advice, Estimate
 from tonnage.estimates.from_traces import Run
+from tonnage.options import spell_words
+from tonnage.planner.pricing import bound_candidate
+from tonnage.planner.solution import Candidate
 from tonnage.planner.trial_runner import TrialRunner
 
 if TYPE_CHECKING:
@@ -71,6 +74,10 @@ def answers(
             stack.push(new)
             started.append(new)
 
+        runner: TrialRunner | None = None
+        if advise and worker is None and source == "ghost" and _is_hopeless(asked.case):
+            runner = stack.enter_context(TrialRunner(progress, WORKERS, options.get("torch_version")))
+            runner.warm_up(WORKERS - 1)
         run = predict.answer(
             asked.case,
             rank=asked.rank,
@@ -84,15 +91,27 @@ def answers(
         if not run.estimate.wants_advice or source != "ghost" or asked.case.cluster.device.id == CPU:
             yield run
             return
-        count = WORKERS if worker is None else 1
-        runner = stack.enter_context(TrialRunner(progress, count, options.get("torch_version")))
+        if runner is None:
+            count = WORKERS if worker is None else 1
+            runner = stack.enter_context(TrialRunner(progress, count, options.get("torch_version")))
         for one in started if worker is None else [worker]:
             runner.adopt(one, closing=worker is None)
         run = replace(run, estimate=add_needed(run.estimate, asked, runner))
         yield run
         if advise:
             progress("trying what would make it fit")
-            yield replace(run, estimate=add_advice(run.estimate, asked, runner))
+            yield replace(run, estimate=add_advice(run.estimate, asked, runner, progress))
+
+
+def _spell_options(change: Change) -> str:
+    cards = [] if change.cluster is None else [f"--gpu {change.cluster}"]
+    return " ".join([*cards, *(word for option in change.options.items() for word in spell_words(*option))])
+
+
+def _is_hopeless(case: Case) -> bool:
+    """Return True if a lower bound of what the step needs is more than the card has."""
+    bound = bound_candidate(Candidate(job=case.job, plan=case.plan), case.cluster)
+    return bound.bound_bytes > case.cluster.device.capacity_bytes
 
 
 def add_needed(estimate: Estimate, asked: Asked, runner: TrialRunner) -> Estimate:
@@ -112,7 +131,9 @@ def add_needed(estimate: Estimate, asked: Asked, runner: TrialRunner) -> Estimat
     ).with_host(whole.host)
 
 
-def add_advice(estimate: Estimate, asked: Asked, runner: TrialRunner) -> Estimate:
+def add_advice(
+    estimate: Estimate, asked: Asked, runner: TrialRunner, progress: Callable[[str], None] = lambda text: None
+) -> Estimate:
     """Return an estimate that does not fit, or only barely, with the changes that were tried."""
     peak = estimate.peak if estimate.fits_card else estimate.needed
     if peak is None:
@@ -125,6 +146,7 @@ def add_advice(estimate: Estimate, asked: Asked, runner: TrialRunner) -> Estimat
         rank=asked.rank,
         steps=asked.steps,
         with_room=estimate.is_tight,
+        found=lambda change: progress(f"it fits with {_spell_options(change)}; looking further"),
     )
     trials.run()
     advice = tuple(

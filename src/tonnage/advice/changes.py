@@ -10,8 +10,10 @@ more than the activations, ZeRO-3 on N ranks no more than (N - 1) / N of paramet
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
 from typing import Any, Final
 
 from tonnage.case import Case
@@ -35,6 +37,12 @@ _JOB_FIELDS: Final = frozenset(item.name for item in fields(Job))
 _OFFLOADS: Final = frozenset(("activation_offload", "optimizer_offload", "param_offload"))
 """Options that move data to the host."""
 
+_STATES: Final = ("parameter", "gradient", "optimizer_state")
+"""Categories of what exists once for each weight."""
+
+_WHOLE: Final = Fraction(1)
+_HALF: Final = Fraction(1, 2)
+
 _LISTED: Final = ("adamw", "adamw-foreach")
 """Optimizers whose update makes temporaries as large as the parameters."""
 
@@ -45,12 +53,17 @@ class Change:
 
     options: Mapping[str, Any]
     """Fields of Job and Plan by name."""
-    limit_bytes: int
-    """Upper limit of the bytes that it gains."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """Upper limit of the bytes that it gains, by category."""
     cluster: Cluster | None = field(default=None)
     """Other cards; None: the same."""
     changes_mathematics: bool = False
     """True if training computes something else, or sees other data in a step."""
+
+    @property
+    def limit_bytes(self) -> int:
+        """Return the upper limit of the bytes that it gains."""
+        return sum(self.limits.values())
 
     @property
     def is_slow(self) -> bool:
@@ -61,14 +74,28 @@ class Change:
         """Return both changes as one, where `first` was made before."""
         return Change(
             options={**first.options, **self.options},
-            limit_bytes=first.limit_bytes + self.limit_bytes,
+            limits=_add(first, self),
             cluster=self.cluster or first.cluster,
             changes_mathematics=first.changes_mathematics or self.changes_mathematics,
         )
 
 
-NOTHING: Final = Change(options={}, limit_bytes=0)
+NOTHING: Final = Change(options={})
 """The change that changes nothing."""
+
+
+def limit_together(changes: Iterable[Change], peak: Peak) -> int:
+    """Return the upper limit of the bytes that changes gain together, beside what the allocator only keeps."""
+    limits = _add(*changes)
+    return sum(min(limits.get(name, 0), held) for name, held in peak.by_category.items() if name != "cached")
+
+
+def _add(*changes: Change) -> dict[str, int]:
+    """Return the sum of the limits of changes, by category."""
+    limits: Counter[str] = Counter()
+    for change in changes:
+        limits.update(change.limits)
+    return dict(limits)
 
 
 def apply(change: Change, case: Case) -> Case | None:
@@ -107,31 +134,37 @@ def list_changes(case: Case, peak: Peak) -> list[Change]:
 def list_host_changes(case: Case, host: Host) -> Iterator[Change]:
     """Yield changes that may help a case whose machines have too little host memory; limits are of that memory."""
     plan, job, held = case.plan, case.job, host.by_category
-    tensors = held.get("pinned", 0) + held.get("tensors", 0) + held.get("managed", 0)
+    tensors = _held(host, "pinned", "tensors", "managed")
     for name in sorted(_OFFLOADS):
         place = getattr(plan, name)
         for other in ("none", "nvme") if place != "none" and not place.startswith("nvme") else ():
-            yield Change(options={name: other}, limit_bytes=tensors)
+            yield Change(options={name: other}, limits=tensors)
     if job.save_checkpoint == "full" and plan.shard in SHARDING:
-        yield Change(options={"save_checkpoint": "sharded"}, limit_bytes=held.get("checkpoint", 0))
+        yield Change(options={"save_checkpoint": "sharded"}, limits=_held(host, "checkpoint"))
     if held.get("loading"):
         if case.cluster.gpus > 1 and plan.shard not in SHARDING:
-            yield Change(options={"shard": "zero3"}, limit_bytes=held["loading"])
+            yield Change(options={"shard": "zero3"}, limits=_held(host, "loading"))
         if job.method == "full" and plan.precision == "bf16-mixed":
-            yield Change(options={"precision": "bf16-true"}, limit_bytes=held["loading"], changes_mathematics=True)
+            yield Change(options={"precision": "bf16-true"}, limits=_held(host, "loading"), changes_mathematics=True)
     for method in {"full": ("lora", "qlora"), "lora": ("qlora",)}.get(job.method, ()):
-        limit = tensors + held.get("loading", 0) + held.get("checkpoint", 0)
-        yield Change(options={"method": method}, limit_bytes=limit, changes_mathematics=True)
+        limits = tensors | _held(host, "loading", "checkpoint")
+        yield Change(options={"method": method}, limits=limits, changes_mathematics=True)
 
 
-def _held(peak: Peak, *categories: str) -> int:
-    """Return the bytes of these categories at the peak."""
-    return sum(peak.by_category.get(category, 0) for category in categories)
+def _held(peak: Peak | Host, *categories: str, part: Fraction = _WHOLE) -> dict[str, int]:
+    """Return a part of the bytes of these categories at the peak."""
+    return {category: int(peak.by_category.get(category, 0) * part) for category in categories}
 
 
-def _passing(peak: Peak) -> int:
-    """Return the bytes that exist because of the batch: activations, and temporaries of forward and backward."""
-    return _held(peak, "activation", *(("workspace",) if peak.phase in ("forward", "backward") else ()))
+def _passing(peak: Peak, part: Fraction = _WHOLE) -> dict[str, int]:
+    """Return a part of what exists because of the batch: activations, and temporaries of forward and backward."""
+    temporaries = ("workspace",) if peak.phase in ("forward", "backward") else ()
+    return _held(peak, "activation", *temporaries, part=part)
+
+
+def _temporaries(peak: Peak) -> dict[str, int]:
+    """Return the temporaries of an update, if the peak is there."""
+    return _held(peak, "workspace", "cached") if peak.phase == "optimizer" else {}
 
 
 def _change_loss(case: Case, peak: Peak) -> Iterator[Change]:
@@ -139,7 +172,7 @@ def _change_loss(case: Case, peak: Peak) -> Iterator[Change]:
     if case.plan.loss != "plain" or "vocab_size" not in {**case.job.model.config, **_text_part(case)}:
         return
     losses = ("chunked", "liger", "fused") if case.job.method == "full" else ("fused", "liger", "chunked")
-    possible = (Change(options={"loss": loss}, limit_bytes=_passing(peak)) for loss in losses)
+    possible = (Change(options={"loss": loss}, limits=_passing(peak)) for loss in losses)
     yield from itertools.islice((change for change in possible if apply(change, case) is not None), 1)
 
 
@@ -152,27 +185,25 @@ def _change_attention(case: Case, peak: Peak) -> Iterator[Change]:
     """Yield an attention that holds no scores where the present one holds them."""
     sparing = find_sparing_attention(case) or ("auto" if case.plan.attention in ("eager", "math") else None)
     if sparing is not None:
-        yield Change(options={"attention": sparing}, limit_bytes=_passing(peak))
+        yield Change(options={"attention": sparing}, limits=_passing(peak))
 
 
 def _change_activations(case: Case, peak: Peak) -> Iterator[Change]:
     """Yield ways to keep less of the layers for backward on the card."""
     plan, kept = case.plan, _held(peak, "activation")
     if plan.checkpointing == "none":
-        yield Change(options={"checkpointing": "selective"}, limit_bytes=kept)
+        yield Change(options={"checkpointing": "selective"}, limits=kept)
     if plan.checkpointing in ("none", "selective", "attention", "attention-module") or plan.checkpoint_interval:
-        yield Change(options={"checkpointing": "full"}, limit_bytes=kept)
+        yield Change(options={"checkpointing": "full"}, limits=kept)
     if plan.activation_offload == "none":
-        places = (
-            Change(options={"activation_offload": where}, limit_bytes=kept) for where in ("cpu-streamed", "cpu")
-        )
+        places = (Change(options={"activation_offload": where}, limits=kept) for where in ("cpu-streamed", "cpu"))
         yield from itertools.islice((change for change in places if apply(change, case) is not None), 1)
     free = case.cluster.gpus // (plan.tp * plan.pp * plan.cp)
     if plan.cp == 1 and free >= 2:
         options: dict[str, Any] = {"cp": 2}
         if case.job.global_batch_tokens is None:  # half as many ranks have batches of their own
             options["grad_accum"] = 2 * case.job.grad_accum
-        yield Change(options=options, limit_bytes=_passing(peak) // 2)
+        yield Change(options=options, limits=_passing(peak, _HALF))
 
 
 def resize_batch(case: Case, micro_batch: int, peak: Peak) -> Change:
@@ -182,7 +213,7 @@ def resize_batch(case: Case, micro_batch: int, peak: Peak) -> Change:
     options: dict[str, Any] = {"micro_batch": micro_batch}
     if job.global_batch_tokens is None:
         options["grad_accum"] = job.grad_accum * parts
-    return Change(options=options, limit_bytes=_passing(peak) * (parts - 1) // parts)
+    return Change(options=options, limits=_passing(peak, Fraction(parts - 1, parts)))
 
 
 def _shrink_batch(case: Case, peak: Peak) -> Iterator[Change]:
@@ -193,21 +224,20 @@ def _shrink_batch(case: Case, peak: Peak) -> Iterator[Change]:
         yield from (resize_batch(case, size, peak) for size in dict.fromkeys((job.micro_batch // 2, smallest)))
     if job.micro_batch == 1 and job.seq_len // 2 >= SHORTEST and not job.lengths:
         shorter: dict[str, Any] = {"seq_len": job.seq_len // 2}
-        yield Change(options=shorter, limit_bytes=_passing(peak) // 2, changes_mathematics=True)
+        yield Change(options=shorter, limits=_passing(peak, _HALF), changes_mathematics=True)
 
 
 def _change_optimizer(case: Case, peak: Peak) -> Iterator[Change]:
     """Yield optimizers with smaller temporaries or states, and updates within backward."""
-    plan, states = case.plan, _held(peak, "optimizer_state")
-    if plan.optimizer in _LISTED and peak.phase == "optimizer":
-        yield Change(options={"optimizer": "adamw-fused"}, limit_bytes=_held(peak, "workspace", "cached"))
+    plan, temporaries = case.plan, _temporaries(peak)
+    if plan.optimizer in _LISTED and temporaries:
+        yield Change(options={"optimizer": "adamw-fused"}, limits=temporaries)
     if not plan.optimizer_in_backward and case.job.grad_accum == 1:
-        limit = _held(peak, "gradient", *(("workspace",) if peak.phase == "optimizer" else ()))
-        yield Change(options={"optimizer_in_backward": True}, limit_bytes=limit)
+        yield Change(options={"optimizer_in_backward": True}, limits=_held(peak, "gradient") | temporaries)
     if plan.optimizer in WHOLE_MOMENTS:
         narrow = "adamw-8bit-ao" if plan.shard in SHARDING and plan.engine != "deepspeed" else "adamw-8bit"
-        limit = 3 * states // 4 + (_held(peak, "workspace", "cached") if peak.phase == "optimizer" else 0)
-        yield Change(options={"optimizer": narrow}, limit_bytes=limit, changes_mathematics=True)
+        limits = _held(peak, "optimizer_state", part=Fraction(3, 4)) | temporaries
+        yield Change(options={"optimizer": narrow}, limits=limits, changes_mathematics=True)
 
 
 def _divide_states(case: Case, peak: Peak) -> Iterator[Change]:
@@ -218,42 +248,39 @@ def _divide_states(case: Case, peak: Peak) -> Iterator[Change]:
         divided["zero3"] = ("optimizer_state", "gradient", "parameter")
         before = list(divided).index(plan.shard) + 1 if plan.shard in divided else 0
         for shard in list(divided)[before:]:
-            limit = (_held(peak, *divided[shard]) + _held(peak, "workspace", "cached")) * (gpus - 1) // gpus
-            yield Change(options={"shard": shard}, limit_bytes=limit)
+            limits = _held(peak, *divided[shard], "workspace", "cached", part=Fraction(gpus - 1, gpus))
+            yield Change(options={"shard": shard}, limits=limits)
     if plan.shard in SHARDING and not plan.accum_sync and case.with_accumulation().job.grad_accum > 1:
-        yield Change(options={"accum_sync": True}, limit_bytes=_held(peak, "gradient"))
+        yield Change(options={"accum_sync": True}, limits=_held(peak, "gradient"))
 
 
 def _offload_states(case: Case, peak: Peak) -> Iterator[Change]:
     """Yield optimizer states, or weights and states, in the host's memory."""
-    plan = case.plan
-    temporaries = _held(peak, "workspace", "cached") if peak.phase == "optimizer" else 0
+    plan, temporaries = case.plan, _temporaries(peak)
     if plan.optimizer_offload == "none" and plan.param_offload == "none":
-        yield Change(
-            options={"optimizer_offload": "cpu"},
-            limit_bytes=_held(peak, "optimizer_state", "gradient") + temporaries,
-        )
+        limits = _held(peak, "optimizer_state", "gradient") | temporaries
+        yield Change(options={"optimizer_offload": "cpu"}, limits=limits)
     if plan.param_offload == "none":
         sharded = {} if plan.shard in SHARDING else {"shard": "zero3"}
-        limit = _held(peak, "parameter", "gradient", "optimizer_state") + temporaries
-        yield Change(options={**sharded, "param_offload": "cpu"}, limit_bytes=limit)
+        limits = _held(peak, *_STATES) | temporaries
+        yield Change(options={**sharded, "param_offload": "cpu"}, limits=limits)
 
 
 def _change_method(case: Case, peak: Peak) -> Iterator[Change]:
     """Yield what trains fewer or narrower weights."""
-    plan, method = case.plan, case.job.method
-    temporaries = _held(peak, "workspace", "cached") if peak.phase == "optimizer" else 0
+    plan, method, temporaries = case.plan, case.job.method, _temporaries(peak)
     if method == "full":
-        states = _held(peak, "gradient", "optimizer_state") + _held(peak, "parameter") // 2 + temporaries
-        yield Change(options={"method": "lora"}, limit_bytes=states, changes_mathematics=True)
+        limits = _held(peak, "gradient", "optimizer_state") | _held(peak, "parameter", part=_HALF) | temporaries
+        yield Change(options={"method": "lora"}, limits=limits, changes_mathematics=True)
     if method in ("full", "lora"):
-        limit = _held(peak, "parameter", "gradient", "optimizer_state") + temporaries
-        yield Change(options={"method": "qlora"}, limit_bytes=limit, changes_mathematics=True)
+        yield Change(
+            options={"method": "qlora"}, limits=_held(peak, *_STATES) | temporaries, changes_mathematics=True
+        )
     if plan.precision == "bf16-mixed" and plan.weights_dtype is None and method == "full":
-        limit = (_held(peak, "parameter", "gradient", "optimizer_state") + temporaries) // 2
-        yield Change(options={"precision": "bf16-true"}, limit_bytes=limit, changes_mathematics=True)
+        limits = _held(peak, *_STATES, *temporaries, part=_HALF)
+        yield Change(options={"precision": "bf16-true"}, limits=limits, changes_mathematics=True)
 
 
 def _change_allocator(case: Case, peak: Peak) -> Iterator[Change]:
     if case.plan.allocator == "default":
-        yield Change(options={"allocator": "expandable"}, limit_bytes=_held(peak, "cached"))
+        yield Change(options={"allocator": "expandable"}, limits=_held(peak, "cached"))

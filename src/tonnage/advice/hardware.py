@@ -22,7 +22,7 @@ def list_cards(case: Case, peak: Peak) -> Iterator[Change]:
         device = find_device(name)
         if device.capacity_bytes > max(cluster.device.capacity_bytes, least):
             larger = replace(cluster, device=device, network_bytes_per_second=None)
-            yield Change(options={}, limit_bytes=0, cluster=larger)
+            yield Change(options={}, cluster=larger)
 
 
 def list_clusters(case: Case, peak: Peak) -> Iterator[Change]:
@@ -39,9 +39,7 @@ def list_clusters(case: Case, peak: Peak) -> Iterator[Change]:
         options: dict[str, Any] = {} if case.plan.shard in SHARDING else {"shard": "zero3"}
         options |= (batch := _keep_batch(case, cluster.gpus // case.cluster.gpus)) or {}
         for more in ({}, _LEAN):
-            yield Change(
-                options={**options, **more}, limit_bytes=0, cluster=cluster, changes_mathematics=batch is None
-            )
+            yield Change(options={**options, **more}, cluster=cluster, changes_mathematics=batch is None)
 
 
 def _keep_batch(case: Case, times: int) -> dict[str, Any] | None:

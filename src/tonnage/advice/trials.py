@@ -18,7 +18,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.advice.changes import NOTHING, Change, apply, list_changes, list_host_changes, resize_batch
+from tonnage.advice.changes import (
+    NOTHING,
+    Change,
+    apply,
+    limit_together,
+    list_changes,
+    list_host_changes,
+    resize_batch,
+)
 from tonnage.advice.hardware import list_cards, list_clusters
 from tonnage.case import Case
 from tonnage.estimates import predict
@@ -144,11 +152,14 @@ class Trials:
         steps: int | None = None,
         with_room: bool = False,
         accepts: Callable[[Change], bool] = lambda change: True,
+        found: Callable[[Change], None] = lambda change: None,
     ) -> None:
         """Prepare trials of a case with this peak on cards without a limit, of changes that the user `accepts`.
 
-        `host`: its host memory, if that may be too little.  `with_room`: what fits barely is not enough.
+        `host`: its host memory, if that may be too little.  `with_room`: what fits barely is not enough.  `found` is
+        called with each change that fits, as soon as that is known.
         """
+        self._found = found
         self._accepts = accepts
         self._case, self._peak, self._runner, self._with_room = case, peak, runner, with_room
         self._rank, self._steps = rank, steps
@@ -165,7 +176,9 @@ class Trials:
         self._try(
             (NOTHING, change)
             for change in single
-            if change in leading or change.changes_mathematics or change.limit_bytes >= missing_bytes
+            if change in leading
+            or change.changes_mathematics
+            or limit_together([change], self._peak) >= missing_bytes
         )
         if self._short_host is not None:
             self._try((NOTHING, change) for change in list_host_changes(self._case, self._short_host))
@@ -234,15 +247,18 @@ class Trials:
         """
         missed = [one for one in group if not one.fits and not one.change.is_slow and self._gains(one)]
         for nearest in sorted(missed, key=lambda one: one.peak_bytes)[:_NEAREST]:
-            listed = list_changes(nearest.case, nearest.estimate.peak)
-            more = [one for one in listed if not one.changes_mathematics and not self._fits_alone(one)]
+            peak, missing_bytes = nearest.estimate.peak, nearest.missing_bytes
+            listed = list_changes(nearest.case, peak)
+            more = [one for one in listed if not one.changes_mathematics and not self._is_settled(one, nearest)]
             fast = [one for one in more if not one.is_slow]
-            slow_first = sorted(more, key=lambda one: not one.is_slow)  # where the fast ones are too little
-            for possible in (fast, slow_first):
-                if sum(change.limit_bytes for change in possible) >= nearest.missing_bytes:
-                    yield from ((nearest.change, change) for change in possible[:_FURTHER])
-                    yield nearest.change, _combine(possible[:_TOGETHER_AT_MOST])
-                    break
+            if limit_together(fast, peak) >= missing_bytes:
+                yield from ((nearest.change, change) for change in fast[:_FURTHER])
+                yield nearest.change, _combine(fast[:_TOGETHER_AT_MOST])
+            elif limit_together(more, peak) >= missing_bytes:  # the slow ones first, of which few are steps to others
+                more.sort(key=lambda one: not one.is_slow)
+                enough = (change for change in more if limit_together([change], peak) >= missing_bytes)
+                yield from ((nearest.change, change) for change in itertools.islice(enough, _FURTHER))
+                yield nearest.change, _combine(more[:_TOGETHER_AT_MOST])
 
     def _list_smaller(self) -> Iterator[tuple[Change, Change]]:
         """Yield what fits with one of its changes taken back, where no part of it is known to fit."""
@@ -253,8 +269,13 @@ class Trials:
                     kept = {other: value for other, value in tried.change.options.items() if other not in names}
                     yield NOTHING, replace(tried.change, options=kept)
 
-    def _fits_alone(self, change: Change) -> bool:
-        return any(one.fits and one.change.options == change.options for one in self._tried)
+    def _is_settled(self, change: Change, first: Tried) -> bool:
+        """Return True if a change needs no other before it, or the host lacks the memory for it in any case."""
+        return any(
+            one.fits or (not one.estimate.host.fits and _mathematics(one.case) == _mathematics(first.case))
+            for one in self._tried
+            if one.change.options == change.options
+        )
 
     def _contains_fitting(self, tried: Tried) -> bool:
         """Return True if a part of its changes fits as well, and is no slower."""
@@ -298,12 +319,17 @@ class Trials:
             if not tried.fits and tried.held_bytes <= capacity and not self._with_room:
                 tight.append(tried)
             else:
-                self._tried.append(tried)
+                self._keep(tried)
         again = self._runner.run_all([self._trial(tried.case) for tried in tight])
         for tried, closer in zip(tight, again, strict=True):
             if isinstance(closer, Estimate) and closer.fits:
                 tried = replace(tried, estimate=closer, fits=True)
-            self._tried.append(tried)
+            self._keep(tried)
+
+    def _keep(self, tried: Tried) -> None:
+        self._tried.append(tried)
+        if tried.fits:
+            self._found(tried.change)
 
     def _try_hardware(self) -> None:
         """Run the case as it is on larger cards, and sharded on more of the same, until the first of each fits."""
@@ -312,14 +338,20 @@ class Trials:
             for changes in (list_cards(self._case, self._peak), list_clusters(self._case, self._peak))
         ]
         while kinds:
-            wave = [(kind, *pair) for kind in kinds for pair in itertools.islice(kind, 1)]
-            answers = self._runner.run_all([self._trial(case) for _, _, case in wave])
-            kinds = []
-            for (kind, change, case), answer in zip(wave, answers, strict=True):
-                if isinstance(answer, Estimate) and answer.fits:
-                    self._tried.append(Tried(change=change, case=case, estimate=answer, fits=True))
-                else:
-                    kinds.append(kind)
+            each = max(1, self._runner.worker_count // len(kinds))
+            waves = [list(itertools.islice(kind, each)) for kind in kinds]
+            answers = iter(self._runner.run_all([self._trial(case) for wave in waves for _, case in wave]))
+            fitting = [
+                [
+                    Tried(change=change, case=case, estimate=answer, fits=True)
+                    for (change, case), answer in zip(wave, answers, strict=False)
+                    if isinstance(answer, Estimate) and answer.fits
+                ]
+                for wave in waves
+            ]
+            for first, *_ in filter(None, fitting):
+                self._keep(first)
+            kinds = [kind for kind, wave, fits in zip(kinds, waves, fitting, strict=True) if wave and not fits]
 
     def _apply(self, changes: Iterable[Change]) -> Iterator[tuple[Change, Case]]:
         """Yield the changes that are accepted and not refused, with their cases."""

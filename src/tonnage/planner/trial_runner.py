@@ -90,9 +90,9 @@ class TrialRunner:
         """Return how many trial runs are executed at once."""
         return self._worker_count
 
-    def warm_up(self) -> None:
-        """Let the workers import their libraries while the search prices candidates."""
-        for _ in range(self._worker_count):
+    def warm_up(self, count: int | None = None) -> None:
+        """Let `count` workers (default: all) import their libraries meanwhile."""
+        for _ in range(self._worker_count if count is None else count):
             self._scheduler.call(self._warm_worker)
 
     def adopt(self, worker: Worker, *, closing: bool = True) -> None:

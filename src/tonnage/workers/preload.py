@@ -4,8 +4,12 @@ CUDA cannot be used in forks of a process that has initialised it: torch refuses
 they are imported (bitsandbytes to choose its binary, torchao and torch's triton check to choose kernels), and peft
 imports both where they are installed.  Here they get the facts of an ordinary card and nothing is initialised; later
 queries, in the fork, are answered by the fork's own card.  An import that needs more than that is undone.
+
+Functions that a library compiles while it is imported are compiled when they are first called, as torch.compile does
+anyway: bitsandbytes has some for which Inductor would be imported, a second of processor time, and no GPU calls them.
 """
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -63,15 +67,32 @@ def _answer_for_card() -> Iterator[None]:
         "current_device": _first,
         "_lazy_init": _refuse,
     }
+    compile_now, torch.compile = torch.compile, _compile_later
     original_code = {function: function.__code__ for function in (getattr(torch.cuda, name) for name in answers)}
     for function, answer in zip(original_code, answers.values(), strict=True):
         function.__code__ = answer.__code__
     try:
         yield
     finally:
+        torch.compile = compile_now
         for function, code in original_code.items():
             function.__code__ = code
         _forget_answers()
+
+
+def _compile_later(model: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
+    """Return a function that is compiled by its first call; without a function, what makes one of another."""
+    if model is None:
+        return functools.partial(_compile_later, **options)
+    compiled: list[Callable[..., Any]] = []
+
+    @functools.wraps(model)
+    def call(*arguments: Any, **named: Any) -> Any:
+        if not compiled:
+            compiled.append(torch.compile(model, **options))
+        return compiled[0](*arguments, **named)
+
+    return call
 
 
 # The code of these runs among torch.cuda's names, so that they import what they need.
