@@ -302,6 +302,14 @@ def test_checkpointing_intervals_are_for_trainers_without_selective():
     assert axolotl.list_values("checkpointing") == ("none", "full")
 
 
+@pytest.mark.parametrize(("gpu", "fastest"), [("rtx-4090", "flash"), ("2xa100-40gb", "flash"), ("h100-80gb", "auto")])
+def test_the_fastest_of_a_trainers_own_attentions_is_a_free_choice(gpu, fastest, monkeypatch):
+    """torchtitan's own is flex; its flash attention wants a package of its own from capability 9.0 on."""
+    monkeypatch.setattr("tonnage.trainers.engine.find_version", lambda package: "0.3.0")
+    asked = question("llama-3.2-1b", gpu, engine="torchtitan")
+    assert with_free_choices(asked).attention == fastest
+
+
 def test_attention_that_keeps_no_scores_is_a_free_choice():
     assert with_free_choices(question("gpt-oss-20b", "8xh100-80gb")).attention == "flex"
     assert with_free_choices(question("gemma-2-2b", "a100-80gb")).attention == "flex"

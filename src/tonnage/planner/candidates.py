@@ -19,6 +19,7 @@ from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import Job
 from tonnage.mesh import SHARDING, divisors, make_mesh
 from tonnage.options import replace_checked, spell_option
+from tonnage.planner.pricing import price_candidate
 from tonnage.planner.question import Question
 from tonnage.planner.search_space import (
     AXES,
@@ -26,6 +27,7 @@ from tonnage.planner.search_space import (
     FILES,
     FREE,
     FREE_OPTIONS,
+    KERNELS,
     LOSSES,
     OFFLOADS,
     ORDER,
@@ -37,10 +39,14 @@ from tonnage.shallow.depths import layers_of
 from tonnage.techniques.technique import Refusal
 from tonnage.timing.kinds import read_shape
 from tonnage.timing.scores import find_sparing_attention
+from tonnage.timing.work import Work
 from tonnage.trainers.cases import check
 
 MOST_SEQUENCES: Final = 64
 """The largest micro-batch; beyond it no operation gets faster."""
+
+_MANY: Final = 16
+"""Sequences for which the card and not the host decides how long a step takes."""
 
 LEAST_TOKENS: Final = 1024
 """The smallest part of a sequence per rank; below it ring attention only waits."""
@@ -123,7 +129,27 @@ def with_free_choices(question: Question) -> Plan:
         for name, value in free_choices(question.job, plan, question.cluster).items()
         if question.is_open(name) and question.is_allowed(name, value)
     }
-    return _drop_refused(question, replace(plan, **chosen))
+    return _with_faster_attention(question, _drop_refused(question, replace(plan, **chosen)))
+
+
+def _with_faster_attention(question: Question, plan: Plan) -> Plan:
+    """Return the plan with the fastest attention, if its trainer has a choice of its own instead of torch's.
+
+    It is the fastest for many sequences at once: for few the card waits for launches with any.
+    """
+    from tonnage.trainers import engine_of
+
+    job = replace(question.job, global_batch_tokens=None, micro_batch=_MANY, grad_accum=1)
+    cluster = _one_gpu(question.cluster)
+    if not question.is_open("attention") or Work.of(job, plan, cluster).attention in ("auto", plan.attention):
+        return plan
+    words = (word for word in question.keep_supported("attention", KERNELS) if question.is_allowed("attention", word))
+    plans = (replace(plan, attention=word) for word in words)
+    possible = [plan, *(one for one in plans if not engine_of(one).refusals(Case(job, one, cluster)))]
+    priced = [price_candidate(Candidate(job=job, plan=one), cluster) for one in possible]
+    if any(one.timing is None for one in priced):
+        return plan
+    return min(priced, key=lambda one: one.seconds_per_token).candidate.plan  # of equal ones the trainer's own
 
 
 def _drop_refused(question: Question, plan: Plan) -> Plan:
@@ -252,9 +278,13 @@ def find_loss_refusal(question: Question, plan: Plan) -> Refusal | None:
     from tonnage.trainers import engine_of
 
     job = replace(question.job, global_batch_tokens=None)
-    one_gpu = replace(question.cluster, gpus_per_node=1, nodes=1)
-    refusals = engine_of(plan).refusals(Case(job, plan, one_gpu))
+    refusals = engine_of(plan).refusals(Case(job, plan, _one_gpu(question.cluster)))
     return next((refusal for refusal in refusals if refusal.technique.startswith("loss")), None)
+
+
+def _one_gpu(cluster: Cluster) -> Cluster:
+    """Return one card of a cluster, on which no layout can be refused."""
+    return replace(cluster, gpus_per_node=1, nodes=1)
 
 
 def _change_values(question: Question) -> dict[str, tuple[str, ...]]:

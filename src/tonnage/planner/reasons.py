@@ -52,6 +52,7 @@ EFFECTS: Final[Mapping[str, str]] = {
 
 EFFECTS_OF_VALUES: Final[Mapping[str, str]] = {
     "efficient": "heads get copies of keys that they share, for which torch has a kernel that keeps no scores",
+    "flash": "attention has the faster of the trainer's kernels on this card",
     "adamw-8bit": "optimizer states are kept in 8 bits",
     "adamw-4bit": "optimizer states are kept in 4 bits",
     "muon": "matrices have one moment, and their updates are orthogonalized",

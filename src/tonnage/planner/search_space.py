@@ -17,6 +17,9 @@ taken back in the end where a plan fits without them (`prune.py`)."""
 FREE_OPTIONS: Final = (*FREE, "attention")
 """`FREE` and the attention, whose best value depends on the network and the card (`candidates.free_choices`)."""
 
+KERNELS: Final = ("flash", "cudnn", "efficient", "flex")
+"""Attention that keeps no scores; looked at where a trainer does not leave the choice to torch."""
+
 LOSSES: Final = ("plain", "fused", "chunked", "liger", "torch")
 """Ways to run the head and the loss.  Which needs least depends on the tokens at once: a slice is 1,024 tokens, or
 for liger and torch a part of the micro-batch, and leaves holes between the allocator's blocks."""
