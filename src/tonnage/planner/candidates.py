@@ -139,17 +139,21 @@ def _with_faster_attention(question: Question, plan: Plan) -> Plan:
     """
     from tonnage.trainers import engine_of
 
-    job = replace(question.job, global_batch_tokens=None, micro_batch=_MANY, grad_accum=1)
-    cluster = _one_gpu(question.cluster)
-    if not question.is_open("attention") or Work.of(job, plan, cluster).attention in ("auto", plan.attention):
+    job, cluster = (
+        replace(question.job, global_batch_tokens=None, micro_batch=_MANY, grad_accum=1),
+        _one_gpu(question.cluster),
+    )
+    alone = replace(plan, shard="none", tp=1, pp=1, cp=1, ep=1)
+    if not question.is_open("attention") or Work.of(job, alone, cluster).attention in ("auto", plan.attention):
         return plan
     words = (word for word in question.keep_supported("attention", KERNELS) if question.is_allowed("attention", word))
-    plans = (replace(plan, attention=word) for word in words)
-    possible = [plan, *(one for one in plans if not engine_of(one).refusals(Case(job, one, cluster)))]
+    plans = (replace(alone, attention=word) for word in words)
+    possible = [alone, *(one for one in plans if not engine_of(one).refusals(Case(job, one, cluster)))]
     priced = [price_candidate(Candidate(job=job, plan=one), cluster) for one in possible]
     if any(one.timing is None for one in priced):
         return plan
-    return min(priced, key=lambda one: one.seconds_per_token).candidate.plan  # of equal ones the trainer's own
+    fastest = min(priced, key=lambda one: one.seconds_per_token)  # of equal ones the trainer's own
+    return replace(plan, attention=fastest.candidate.plan.attention)
 
 
 def _drop_refused(question: Question, plan: Plan) -> Plan:
