@@ -72,3 +72,13 @@ def test_a_damaged_member_is_noticed(tmp_path: Path) -> None:
 def test_a_member_that_is_too_large_is_refused(tmp_path: Path) -> None:
     with write(tmp_path / "large", b"x" * 100) as archive, pytest.raises(UnreadableFile, match="limit"):
         members.read(archive, "one", 99)
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "Infinity", "NaN"])
+def test_a_number_that_is_not_finite_is_no_value(tmp_path: Path, number: str) -> None:
+    """It could not be written again, and no peak or time is one."""
+    path = tmp_path / "file.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("document.json", f'{{"size": [1.5, {number}]}}')
+    with zipfile.ZipFile(path) as archive, pytest.raises(ValueError, match="not a finite number"):
+        members.read_document(archive, "document.json", 100)

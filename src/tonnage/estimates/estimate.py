@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import textwrap
 import zipfile
@@ -400,7 +399,7 @@ def load(path: Path) -> Estimate:
     try:
         with zipfile.ZipFile(path) as archive:
             members.check(archive, path)
-            document = json.loads(members.read(archive, "estimate.json", _MOST_BYTES))
+            document = members.read_document(archive, "estimate.json", _MOST_BYTES)
             check_amounts(document)
             return Estimate.from_json(document)
     except (OSError, KeyError, ValueError, zipfile.BadZipFile, EOFError, RecursionError) as error:

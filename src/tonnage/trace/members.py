@@ -4,9 +4,11 @@ A thousand bytes of zeros pack into one.  Recordings pack to a twentieth or thir
 it); what claims to be much more is refused before it is unpacked.
 """
 
+import json
+import math
 import os
 import zipfile
-from typing import Final
+from typing import Any, Final
 
 from tonnage.errors import UnreadableFile
 from tonnage.units import MIB, format_size
@@ -49,6 +51,22 @@ def read(archive: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
         raise UnreadableFile(f"The member {name} has {format_size(size)}; the limit is {format_size(most_bytes)}.")
     with archive.open(name) as member:
         return member.read(size)  # reading without a number would unpack whatever is there, claimed or not
+
+
+def read_document(archive: zipfile.ZipFile, name: str, most_bytes: int) -> Any:
+    """Return the values of a member in JSON.
+
+    Raises UnreadableFile if it has more bytes than that, KeyError if there is none, and ValueError if it is no JSON
+    or a number in it is not finite: JSON has no word for those, but `1e999` reads as one.
+    """
+    return json.loads(read(archive, name, most_bytes), parse_float=_parse_finite, parse_constant=_parse_finite)
+
+
+def _parse_finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is not a finite number")
+    return value
 
 
 def document_bytes(archive: zipfile.ZipFile) -> int:

@@ -127,7 +127,7 @@ def read(archive: zipfile.ZipFile, prefix: str = "") -> StepOperations | None:
     if f"{prefix}{_DOCUMENT}" not in archive.namelist():
         return None
     try:
-        document = json.loads(members.read(archive, f"{prefix}{_DOCUMENT}", members.document_bytes(archive)))
+        document = members.read_document(archive, f"{prefix}{_DOCUMENT}", members.document_bytes(archive))
         numbers = array("q")
         numbers.frombytes(members.read(archive, f"{prefix}{_NUMBERS}", members.MOST_BYTES))
         worked = StepOperations(

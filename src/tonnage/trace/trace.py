@@ -229,7 +229,7 @@ def read(archive: zipfile.ZipFile, prefix: str = "") -> Trace:
     """
     try:
         most = members.document_bytes(archive)
-        document = json.loads(members.read(archive, f"{prefix}trace.json", most))
+        document = members.read_document(archive, f"{prefix}trace.json", most)
         if document.pop("format_version") != FORMAT_VERSION:
             raise UnreadableFile("The trace was written by another version of tonnage; record it again.")
         columns = {
