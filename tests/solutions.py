@@ -51,7 +51,7 @@ def need_bytes(candidate: Candidate, cluster: Cluster) -> int:
     """
     priced = price_candidate(candidate, cluster)
     plan = candidate.plan
-    part = {"none": 2.0, "selective": 1.3, "full": 1.0}.get(plan.checkpointing, 1.0)
+    part = {"none": 2.0, "every-4": 1.2, "every-2": 1.1, "selective": 1.3, "full": 1.0}.get(plan.checkpointing, 1.0)
     part *= 0.6 if plan.shard == "hsdp" else 1.0
     axes = sum(degree > 1 for degree in (plan.tp, plan.pp, plan.cp, plan.ep))
     return priced.bound_bytes + GIB + int(priced.extra_bytes * part * (1 + 0.1 * axes))

@@ -38,7 +38,7 @@ class BudgetRunner:
 
     def _answer(self, candidate, cluster):
         way = candidate.plan.checkpointing
-        held = {"none": MOST, "selective": MOST, "full": LEAST}.get(way)
+        held = None if way.startswith("budget") else LEAST if way == "full" else MOST
         made = estimates.fitting()
         model = made.model
         if held is None:

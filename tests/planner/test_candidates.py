@@ -8,7 +8,7 @@ from solutions import question
 from tonnage.errors import UsageError
 from tonnage.mesh import make_mesh
 from tonnage.planner.candidates import check_precision, list_candidates, with_free_choices
-from tonnage.planner.search_space import OFFLOADS
+from tonnage.planner.search_space import OFFLOADS, ORDER
 from tonnage.units import GIB
 
 
@@ -150,7 +150,7 @@ def test_constraints():
     assert values("tp", without=("tp=8", "tp=2")) == {1, 4}
     assert values("tp", tp=4) == {4}
     assert values("tp", only=("shard", "checkpointing")) == {1}
-    assert values("checkpointing", only=("shard", "checkpointing")) == {"none", "selective", "full"}
+    assert values("checkpointing", only=("shard", "checkpointing")) == set(ORDER["checkpointing"])
     assert values("optimizer") == {"adamw-fused"}
     others = {"adamw-8bit", "adamw-4bit", "adafactor", "muon"}
     assert values("optimizer", allow=("optimizer",)) == {"adamw-fused", *others}
@@ -293,9 +293,9 @@ def test_stated_and_excluded_option_raises(said, without, word):
     assert question(gpu="2xa100-80gb", without=("cp",), **said)
 
 
-def test_checkpointing_intervals_are_for_trainers_without_selective():
+def test_checkpointing_is_what_the_trainer_has_settings_for():
     ours, trainers = (question(gpu="8xa100-80gb", engine=engine) for engine in ("tonnage", "hf-trainer"))
-    assert ours.list_values("checkpointing") == ("none", "selective", "full")
+    assert ours.list_values("checkpointing") == ("none", "every-4", "every-2", "selective", "full")
     assert trainers.list_values("checkpointing") == ("none", "every-4", "every-2", "full")
     assert {one.plan.checkpointing for one in list_candidates(trainers)} == set(trainers.list_values("checkpointing"))
     axolotl = question(engine="axolotl", gpu="a100-80gb", precision="bf16-true")

@@ -11,6 +11,8 @@ from tonnage.planner.pricing import Bounded, bound_candidate, price_candidate
 from tonnage.planner.search import Search
 from tonnage.units import GIB
 
+WAYS = ("none", "every-4", "every-2", "selective", "full")
+
 
 def list_plain(gpu="2xl4"):
     """Return the candidates of two cards with one sequence each, without parallel dimensions."""
@@ -35,6 +37,16 @@ def test_needs_at_least():
     )
     assert not needs_at_least(one, other)
     assert not needs_at_least(other, one)
+
+
+def test_some_layers_whole_and_a_part_of_all_are_not_comparable():
+    ways = {way: find_one(list_plain(), shard="ddp", checkpointing=way, optimizer_in_backward=False) for way in WAYS}
+    for interval in ("every-4", "every-2"):
+        assert not needs_at_least(ways[interval], ways["selective"])
+        assert not needs_at_least(ways["selective"], ways[interval])
+        assert needs_at_least(ways[interval], ways["full"])
+        assert needs_at_least(ways["none"], ways[interval])
+    assert needs_at_least(ways["every-4"], ways["every-2"])
 
 
 def test_checkpointing_is_not_comparable_with_offloaded_activations():
@@ -71,7 +83,7 @@ def test_one_probe_decides_others():
     assert choose_most_informative(order) is zero1  # it and zero2 leave 2 at most, the others up to 3
 
 
-LAYER_GIB = {"none": 90, "selective": 40, "full": 20}
+LAYER_GIB = {"none": 90, "every-4": 72, "every-2": 55, "selective": 40, "full": 20}
 SHARD_FACTORS = {"ddp": 1.0, "zero1": 0.95, "zero2": 0.9, "zero3": 0.8}
 
 
@@ -91,7 +103,7 @@ class UnknownNetwork(FormulaRunner):
 
 @pytest.mark.parametrize("gpu", ["2xl4", "2xa100-40gb", "2xa100-80gb"])
 def test_few_probes_find_the_fastest_plan_without_bounds(gpu, monkeypatch):
-    """Of 16 candidates; it is the plan that probing one after the other finds."""
+    """Of 26 candidates; it is the plan that probing one after the other finds."""
 
     def without_bounds(candidate, cluster):
         found = bound_candidate(candidate, cluster)

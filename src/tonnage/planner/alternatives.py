@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tonnage.planner.search_space import OFFLOADS
+from tonnage.planner.search_space import INTERVALS, OFFLOADS
 from tonnage.planner.solution import Candidate
 
 DIFFERENT: Final = 1.0
@@ -21,7 +21,7 @@ def difference(one: Candidate, other: Candidate) -> float:
     """Return how different two plans are.
 
     Another parallel dimension, sharding, checkpointing, arithmetic or offload counts; the degree of a dimension, the
-    micro-batch and minor options do not.
+    interval of checkpointed layers, the micro-batch and minor options do not.
     """
     plan, other_plan = one.plan, other.plan
     total = sum(
@@ -31,7 +31,9 @@ def difference(one: Candidate, other: Candidate) -> float:
     )
     total += abs(_SHARDED_PARTS.get(plan.shard, 0) - _SHARDED_PARTS.get(other_plan.shard, 0)) / 2
     total += float(one.job.method != other.job.method)
-    names = ("checkpointing", "precision", "optimizer", *OFFLOADS)
+    kinds = {plan.checkpointing, other_plan.checkpointing}
+    total += float(len(kinds) == 2 and not kinds <= set(INTERVALS))
+    names = ("precision", "optimizer", *OFFLOADS)
     return total + float(sum(getattr(plan, name) != getattr(other_plan, name) for name in names))
 
 

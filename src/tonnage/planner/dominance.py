@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from tonnage.planner.search_space import ORDER
+from tonnage.planner.search_space import INTERVALS, ORDER
 from tonnage.planner.solution import Candidate
 
 FEW: Final = 2
@@ -23,8 +23,9 @@ def needs_at_least(candidate: Candidate, other: Candidate) -> bool:
 
     With N times the sequences and each cut into N parts (cp), a rank has as many tokens and the same share of the
     weights, and the other ranks' keys and values on top; only tables of positions are smaller, by less than that.
-    With offloaded activations no kind of checkpointing is known to need least on the card: a recomputed layer has all
-    its activations there at once, any other never has.
+    Selective checkpointing and that of every N-th layer are not comparable.  With offloaded activations no kind of
+    checkpointing is known to need least on the card: a recomputed layer has all its activations there at once, any
+    other never has.
     """
     job, other_job = candidate.job, other.job
     parts, other_parts = candidate.plan.cp, other.plan.cp
@@ -40,6 +41,9 @@ def needs_at_least(candidate: Candidate, other: Candidate) -> bool:
             return False
     if "hsdp" in (candidate.plan.shard, other.plan.shard) and candidate.plan.shard != other.plan.shard:
         return False  # it divides among fewer ranks than zero2
+    kinds = {candidate.plan.checkpointing, other.plan.checkpointing}
+    if "selective" in kinds and not kinds.isdisjoint(INTERVALS):
+        return False
     if candidate.plan.activation_offload != "none" and candidate.plan.checkpointing != other.plan.checkpointing:
         return False
     offloads = {candidate.plan.activation_offload, other.plan.activation_offload}

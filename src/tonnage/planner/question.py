@@ -17,7 +17,7 @@ from tonnage.errors import UsageError
 from tonnage.job import METHODS, Job
 from tonnage.mesh import make_mesh
 from tonnage.options import is_accepted, options, parse_words, spell_option, unknown_word
-from tonnage.planner.search_space import ALLOWABLE, BUDGET, CHANGES, FAMILIES, INTERVALS, ORDER
+from tonnage.planner.search_space import ALLOWABLE, BUDGET, CHANGES, FAMILIES, ORDER
 from tonnage.plans import HEADROOM, Plan
 from tonnage.synonyms import find_option
 from tonnage.units import parse_count
@@ -143,12 +143,8 @@ class Question:
         return BUDGET in self.allow and self.is_open("checkpointing") and self.is_allowed("checkpointing", "budget")
 
     def list_values(self, name: str) -> tuple[Any, ...]:
-        """Return the values in ORDER that the engine supports, whatever was stated.
-
-        `every-N` is left out where the trainer can checkpoint selectively.
-        """
-        known = self.keep_supported(name, ORDER[name])
-        return tuple(value for value in known if value not in INTERVALS or "selective" not in known)
+        """Return the values in ORDER that the engine supports, whatever was stated."""
+        return self.keep_supported(name, ORDER[name])
 
     def keep_supported(self, name: str, values: Sequence[Any]) -> tuple[Any, ...]:
         """Return those of an option's values that the engine supports."""

@@ -39,7 +39,8 @@ ORDER: Final[Mapping[str, tuple[Any, ...]]] = {
 """Values of the options that trade time for memory, from the most memory to the least."""
 
 INTERVALS: Final = ("every-4", "every-2")
-"""Checkpointing of every N-th layer, for trainers that cannot checkpoint selectively within a layer."""
+"""Checkpointing of every N-th layer.  It keeps all of some layers, and selective checkpointing a part of each: which
+needs more depends on the network."""
 
 OFFLOADS: Final = ("activation_offload", "optimizer_offload", "param_offload")
 """Options that use the host's memory; tried only if nothing fits without, because the link to the host is slow."""
