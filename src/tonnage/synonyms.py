@@ -235,6 +235,25 @@ WITHOUT_EFFECT: Final = frozenset(
 )
 """Options of other programs on which neither the memory nor the seconds of a step depend."""
 
+_TRAIN_ROWS: Final = (
+    ("learning-rate peak-lr", "lr"),
+    ("num-train-epochs num-epochs", "epochs"),
+    ("steps num-steps max-train-steps train-iters total-steps", "max-steps"),
+    ("output-dir output save", "out"),
+    ("dataset dataset-name train-file train-data data-path", "data"),
+    ("eval-file validation-file val-data eval-dataset", "eval-data"),
+    ("eval-steps val-check-interval", "eval-every"),
+    ("save-steps checkpoint-every", "save-every"),
+    ("save-total-limit", "keep"),
+    ("lr-scheduler-type lr-scheduler", "schedule"),
+    ("warmup-ratio warmup", "warmup-steps"),
+    ("report-to", "log"),
+    ("resume-from-checkpoint", "resume"),
+    ("model-name-or-path model-name model-path", "model"),
+    ("tokenizer-name tokenizer-path", "tokenizer"),
+)
+"""Other programs' names of the options of `tonnage train`, and its own."""
+
 _VALUE_ROWS: Final[tuple[tuple[str, str, tuple[str, ...], str], ...]] = (
     (
         "precision",
@@ -423,6 +442,11 @@ def _normalise(name: str) -> str:
 def find_option(name: str) -> Synonym | None:
     """Return what tonnage calls an option of another program; None if no program in the table has it."""
     return OPTIONS.get(_normalise(name))
+
+
+def find_train_option(name: str) -> str | None:
+    """Return what `tonnage train` calls an option of another program; None if no program in the table has it."""
+    return next((own for names, own in _TRAIN_ROWS if _normalise(name) in names.split()), None)
 
 
 def is_without_effect(name: str) -> bool:

@@ -91,3 +91,20 @@ def test_a_trial_without_a_prediction_says_why(monkeypatch: pytest.MonkeyPatch) 
     [found] = here.compare([trial()], parse_cluster("a100-40gb"), lambda text: None)
     assert found.unpredicted == "no ghost runs here"
     assert found.predicted_seconds is None
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ('engine = "deepspeed"', "tune measures plans of the engine tonnage, and this one is for deepspeed"),
+        ('engine = "megatron"', "and this one is for megatron; export it"),
+        ('precision = "fp16-true"', "fp16-true cannot train all weights"),
+        ('attention = "flash"', "it computes in bf16 or fp16 only"),
+    ],
+)
+def test_plans_that_nothing_here_would_train_are_refused(option: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY["llama"]))
+    text = PLAN.replace('precision = "fp32"', option) if "precision" in option else PLAN + option
+    (tmp_path / "plan.toml").write_text(text.replace('"config.json"', f'"{tmp_path / "config.json"}"'))
+    with pytest.raises(UsageError, match=message):
+        tonnage.tune(str(tmp_path / "plan.toml"), out=tmp_path / "tuned")

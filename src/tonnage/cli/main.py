@@ -26,7 +26,7 @@ from tonnage.cli import (
 )
 from tonnage.errors import TonnageError
 from tonnage.printable import filtered
-from tonnage.synonyms import NO_SOURCE, explain_unknown_option, find_option, is_without_effect
+from tonnage.synonyms import NO_SOURCE, explain_unknown_option, find_option, find_train_option, is_without_effect
 
 INTERRUPTED = 130
 USAGE = 2
@@ -140,6 +140,8 @@ def _other_word_message(error: Exception) -> str | None:
     if name == "--source":
         return f"No such option: {name}. {NO_SOURCE}"
     own = {option for parameter in context.command.params for option in parameter.opts}
+    if context.command.name == "train":
+        return _explain_train_option(name)
     known, is_script = find_option(name), "--timeout" in own and "--seq-len" not in own
     if known is not None and (known.option == "MODEL" or f"--{known.option}" in own) and not is_script:
         return f"No such option: {name}. Here it is {known.on_command_line}."
@@ -149,6 +151,17 @@ def _other_word_message(error: Exception) -> str | None:
         return f"No such option: {name}. {way[0].upper()}{way[1:]}."
     if is_without_effect(name):
         return f"No such option: {name}. Neither memory nor seconds depend on it: leave it out."
+    return None
+
+
+def _explain_train_option(name: str) -> str | None:
+    """Return what `tonnage train` calls an option, or that its plan says it; None for an unknown word."""
+    if (own := find_train_option(name)) is not None:
+        return f"No such option: {name}. Here it is --{own}."
+    known = find_option(name)
+    option = name if known is None else f"--{known.option}"
+    if option in {*_request_options(), "--gpu", "--gpus"}:
+        return f"No such option: {name}. The plan file says it: {option.removeprefix('--').replace('-', '_')}."
     return None
 
 

@@ -42,6 +42,8 @@ _PARTIAL: Final = ".partial"
 
 _MOST_MANIFEST_BYTES: Final = 1 << 28
 _READ_BYTES: Final = 1 << 24
+_WRITER: Final = "inline_container.cc"
+"""File of torch that its errors name if a tensor could not be written."""
 
 MAY_DIFFER: Final = (
     *("shard", "tp", "sequence_parallel", "ep", "pp", "pp_schedule", "pp_stages"),
@@ -473,6 +475,8 @@ def _reason(failure: BaseException) -> str:
         return _reason(errors[0]) if errors else "torch could not say why"
     if isinstance(failure, OSError) and failure.strerror:
         return failure.strerror
+    if _WRITER in str(failure):
+        return "torch's writer of files failed, as it does on a full disk"
     return str(failure).strip().partition("\n")[0].rstrip(".") or type(failure).__name__
 
 

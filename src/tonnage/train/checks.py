@@ -70,8 +70,7 @@ def count_ranks(plan: Plan, gpus: int | None) -> int:
     `gpus` is the number that the plan was made for; None: any.  Raises UsageError if the plan needs others.
     """
     is_started = dist.is_initialized() or "RANK" in os.environ
-    ranks = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
-    ranks = ranks if is_started else 1
+    _, ranks = started_as()
     start = f"start it with torchrun --nproc-per-node {gpus or 'N'}"
     if gpus is not None and gpus != ranks:
         here = f"the process group has {pluralise(ranks, 'rank')}" if is_started else "this is a single process"
@@ -92,6 +91,23 @@ def count_ranks(plan: Plan, gpus: int | None) -> int:
             "zero3."
         )
     return ranks
+
+
+def started_as() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks, of the process group or of the environment.
+
+    Raises UsageError for an environment that is not whole.
+    """
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    if "RANK" not in os.environ:
+        return 0, 1
+    rank, ranks = os.environ["RANK"], os.environ.get("WORLD_SIZE", "")
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing or not (rank.isdecimal() and ranks.isdecimal() and int(rank) < int(ranks)):
+        why = f"no {missing[0]}" if missing else f"WORLD_SIZE {ranks or 'is not set'}"
+        raise UsageError(f"The environment has RANK {rank} and {why}; start with torchrun, which sets them all.")
+    return int(rank), int(ranks)
 
 
 def check_hyperparameters(plan: Plan, hyperparameters: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ cannot be used are counted and named.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,9 @@ SUFFIXES: Final = (".txt", ".jsonl")
 
 ASSISTANT: Final = "assistant"
 """Role of the messages that the loss uses."""
+
+_HALF: Final = re.compile("[\ud800-\udfff]")
+"""Half of a character of UTF-16, which JSON can escape and no text has."""
 
 _NAMED: Final = 5
 """Unusable lines that are named; the others are counted."""
@@ -114,7 +118,7 @@ def _read_samples(file: Path) -> Iterator[tuple[str, bytes]]:
 def _parse(content: bytes, *, is_text: bool) -> str | list[Any]:
     """Return a sample: a text, or a list of messages.  Raises _UnusableSample."""
     try:
-        text = content.decode("utf-8")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _UnusableSample("no UTF-8") from error
     if not text.strip():
@@ -127,6 +131,8 @@ def _parse(content: bytes, *, is_text: bool) -> str | list[Any]:
         raise _UnusableSample("no JSON") from error
     if not isinstance(sample, dict) or not {"text", "messages"} & sample.keys():
         raise _UnusableSample("no field text or messages")
+    if "\\u" in text and _HALF.search(json.dumps(sample, ensure_ascii=False)):
+        raise _UnusableSample("half of a character")
     if "messages" in sample:
         _check_messages(sample["messages"])
         return list(sample["messages"])
@@ -141,6 +147,8 @@ def _check_messages(messages: object) -> None:
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise _UnusableSample("a message without role")
+        if not isinstance(message.get("content"), str | list) and not message.get("tool_calls"):
+            raise _UnusableSample("a message without content")
     if not any(message["role"] == ASSISTANT for message in messages):
         raise _UnusableSample(f"no message of the role {ASSISTANT}")
 
@@ -161,11 +169,15 @@ def _to_document(sample: str | list[Any], tokenizer: Tokenizer) -> Document:
 
 def _add(corpus: Corpus, document: Document, place: str, seq_len: int) -> None:
     """Add a document to the corpus; a conversation is cut at the length of a sequence."""
-    if document.is_whole and len(document.ids) > seq_len:
-        corpus.cut.append(f"{place} ({len(document.ids):,} tokens)")
+    length = len(document.ids)
+    is_cut = document.is_whole and length > seq_len
+    if is_cut:
         document = Document(ids=document.ids[:seq_len], labels=document.labels[:seq_len], is_whole=True)
     if not bool((document.labels[1:] != IGNORED_LABEL).any()):
-        raise _UnusableSample("no token that the loss could predict")
+        where = f" in the first {seq_len:,} of {length:,}" if is_cut else ""
+        raise _UnusableSample(f"no token that the loss could predict{where}")
+    if is_cut:
+        corpus.cut.append(f"{place} ({length:,} tokens)")
     corpus.documents.append(document)
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from transformers.utils import logging
 
 from tonnage.catalog.configurations import read_config, resolve
 from tonnage.errors import TonnageError, UnreadableModel, UsageError
@@ -17,6 +21,7 @@ from tonnage.model import text_part
 from tonnage.step.step import Step
 from tonnage.step.world import World
 from tonnage.techniques import lora, qlora, select_techniques
+from tonnage.train import checks
 
 if TYPE_CHECKING:
     from tonnage.job import Job
@@ -111,18 +116,55 @@ def build(source: Source, job: Job, plan: Plan, seed: int) -> Any:
     torch.manual_seed(seed)
     try:
         config = AutoConfig.for_model(**source.config)  # and not the folder's own, which could name code
-        if source.folder is not None:
-            if (stored := read_config(source.folder / "config.json").get("quantization_config")) is not None:
-                config.quantization_config = stored
-            quantized = _quantized(plan, weights_dtype) if job.method == "qlora" else {}
-            network = AutoModelForCausalLM.from_pretrained(
-                source.folder, config=config, dtype=weights_dtype, local_files_only=True, **quantized
+        if source.folder is None:
+            return AutoModelForCausalLM.from_config(config, dtype=weights_dtype)
+        if (stored := read_config(source.folder / "config.json").get("quantization_config")) is not None:
+            config.quantization_config = stored
+        quantized = _quantized(plan, weights_dtype) if job.method == "qlora" else {}
+        with _without_remarks():
+            network, weights = AutoModelForCausalLM.from_pretrained(
+                source.folder,
+                config=config,
+                dtype=weights_dtype,
+                local_files_only=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **quantized,
             )
-            return _adapt(network, job) if job.method == "lora" and max(plan.tp, plan.pp) > 1 else network
-        return AutoModelForCausalLM.from_config(config, dtype=weights_dtype)
-    except (ValueError, OSError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UnreadableModel(f"transformers cannot make a causal language model of it: {reason}") from error
+    except (TonnageError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # libraries of several packages read the files
+        reason = " ".join(str(error).split()).partition(". ")[0][:300].rstrip(".")
+        what = "It is" if source.folder is None else f"{source.folder} is"
+        raise UnreadableModel(f"{what} no causal language model that transformers can make: {reason}.") from error
+    _check_loaded(source.folder, weights)
+    return _adapt(network, job) if job.method == "lora" and max(plan.tp, plan.pp) > 1 else network
+
+
+@contextmanager
+def _without_remarks() -> Iterator[None]:
+    """Keep transformers from printing a table of the weights that it did not load."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _check_loaded(folder: Path, weights: Mapping[str, Any]) -> None:
+    """Raise UnreadableModel if parameters have random values: the folder has none for them, or of other sizes."""
+    sizes = {
+        name: f"{name}: {tuple(stored)} and not {tuple(size)}" for name, stored, size in weights["mismatched_keys"]
+    }
+    missing = sorted({*weights["missing_keys"]} - sizes.keys())
+    for names, what in ((missing, "has no weights for"), (sorted(sizes.values()), "has weights of other sizes for")):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise UnreadableModel(f"{folder} {what} {names[0]}{more}; its config.json is another network's.")
+    if (unused := sorted(weights["unexpected_keys"])) and checks.started_as()[0] == 0:
+        more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+        print(f"not loaded from {folder}: {unused[0]}{more}, which its config.json has not", file=sys.stderr)
 
 
 def _adapt(network: Any, job: Job) -> Any:

@@ -93,8 +93,8 @@ def make(documents: Sequence[Document], seq_len: int, *, packs: bool) -> Sequenc
 
 
 def hold_out(sequences: Sequences, share: float, seed: int) -> tuple[Sequences, Sequences]:
-    """Return the sequences to train on, and a share of at least one to evaluate on."""
-    held = max(1, round(len(sequences) * share))
+    """Return the sequences to train on, at least one, and a share of at least one to evaluate on."""
+    held = min(max(1, round(len(sequences) * share)), len(sequences) - 1)
     order = shuffle(len(sequences), seed, _HELD_OUT)
     return sequences.select(order[held:].sort().values), sequences.select(order[:held].sort().values)
 

@@ -23,13 +23,14 @@ import torch
 import torch.distributed as dist
 from transformers.utils import logging
 
-from tonnage.errors import OutOfDeviceMemory, TrialFailed, UnwritableFile, UsageError
-from tonnage.train import applying, checkpoints, fragmentation, networks, packing, run_file, schedules
+from tonnage.errors import OutOfDeviceMemory, TrialFailed, UnreadableFile, UnwritableFile, UsageError
+from tonnage.train import applying, checkpoints, checks, fragmentation, networks, packing, run_file, schedules
 from tonnage.train import setup as setups
 from tonnage.train.guard import Guard
 from tonnage.train.metrics import Line, Metrics
 from tonnage.train.prediction import Estimation, Predicted
 from tonnage.train.progress import Progress, describe, draw_curve
+from tonnage.units import pluralise
 
 if TYPE_CHECKING:
     from tonnage.train.settings import Settings
@@ -98,7 +99,7 @@ class _State:
 def train(settings: Settings) -> Outcome:
     """Train as the settings say, and return what came of it.  Raises TonnageError."""
     logging.disable_progress_bar()
-    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, ranks = checks.started_as()
     progress = Progress(shows=rank == 0)
     try:
         if rank == 0:
@@ -118,7 +119,7 @@ def train(settings: Settings) -> Outcome:
 
 def _run(setup: Setup, rank: int, progress: Progress) -> Outcome:
     run = _Run(setup, rank, progress)
-    with run.stops_on_signals():
+    with run.stops_on_signals(), run.names_lost_ranks():
         outcome = run.run()
     if checkpoints.count_ranks() > 1:
         dist.barrier()  # no rank leaves while another one writes
@@ -130,8 +131,9 @@ def _check_out(settings: Settings) -> None:
     out = settings.out
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file; name a folder.")
-    is_used = out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir())  # drafts of a killed run
     has_run = (out / run_file.FILE).is_file()
+    names = [path.name for path in out.iterdir()] if out.is_dir() else []
+    is_used = any(not name.startswith(".") and name != run_file.FILE for name in names)  # by more than a first step's
     if is_used and not settings.resume:
         way_out = ", or continue its run with --resume" if has_run else "; no run of tonnage train is in it"
         raise UsageError(f"--out {out} is in use; name another folder{way_out}.")
@@ -173,8 +175,8 @@ class _Run:
         predicts = self._rank == 0 and not self._setup.on_cpu and _GHOST not in os.environ
         estimation = Estimation(self._settings.plan, self._settings.model) if predicts else None
         try:
-            network = networks.build(self._setup.source, self._setup.job, self._setup.plan, self._settings.seed)
             with self._names_shortage("before the first step"):
+                network = networks.build(self._setup.source, self._setup.job, self._setup.plan, self._settings.seed)
                 self._trainable = self._apply(network)
             self._predicted = self._wait_for(estimation)
         except BaseException:
@@ -211,6 +213,19 @@ class _Run:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    @contextmanager
+    def names_lost_ranks(self) -> Iterator[None]:
+        """Raise TrialFailed if an exchange fails because another rank has ended."""
+        try:
+            yield
+        except RuntimeError as error:
+            if checkpoints.count_ranks() == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+                raise
+            raise TrialFailed(
+                f"Another rank has ended or cannot be reached, as rank {self._rank} saw in step "
+                f"{self._state.step + 1}; its own message says why.  Continue with --resume."
+            ) from error
 
     def _stop(self, number: int, frame: object) -> None:
         """Remember that the run is to end after this step; the second signal ends it at once."""
@@ -266,12 +281,24 @@ class _Run:
     def _resume(self) -> None:
         """Continue from the last checkpoint; without one the run begins anew."""
         last = self._last_checkpoint()
+        if last is None and (damaged := checkpoints.list_checkpoints(self._checkpoints)):
+            raise UnreadableFile(
+                f"{self._checkpoints} has no whole checkpoint ({pluralise(len(damaged), 'damaged one')}); delete it "
+                "to begin anew."
+            )
         if last is None:
             self._progress.remark("no checkpoint was finished; the run begins anew")
             return
-        extra = self._trainable.resume(last)
-        self._state = _State(**extra["state"])
-        self._guard.load(extra["guard"])
+        extra, total = self._trainable.resume(last), self._setup.lengths.total
+        try:
+            self._state = _State(**extra["state"])
+            self._guard.load(extra["guard"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise UnreadableFile(f"{last} was not saved by tonnage train ({type(error).__name__}).") from error
+        if self._state.step > total:
+            raise UsageError(f"The run has done {self._state.step} steps, more than {total}; raise --max-steps.")
+        if self._rank == 0:
+            run_file.write(self._setup, self._settings.out)
         self._progress.remark(f"resumed {last}")
 
     def _save(self) -> None:
@@ -405,7 +432,10 @@ class _Run:
         text = describe(line, total=total, seconds_left=seconds_left, capacity_bytes=capacity)
         self._progress.show(text, always=line.step in (1, total) or line.evaluation_loss is not None)
         if line.skipped:
-            self._progress.remark(f"step {line.step} was left out: loss {line.loss}, limit {self._guard.limit:.4f}")
+            norm = line.gradient_norm
+            why = f"loss {line.loss}, limit {self._guard.limit:.4f}"
+            why = f"norm of the gradients {norm}" if norm is not None and not math.isfinite(norm) else why
+            self._progress.remark(f"step {line.step} was left out: {'no labels' if not line.tokens else why}")
         self._watch_memory(line, capacity)
 
     def _watch_memory(self, line: Line, capacity: int | None) -> None:
@@ -429,15 +459,19 @@ class _Run:
         draft = final.with_name(f".{FINAL}.part")
         if self._rank == 0:
             shutil.rmtree(draft, ignore_errors=True)
-        with self._names_shortage("at the save of the trained network"):
-            self._trainable.save_pretrained(draft)
-        if self._rank == 0:
-            try:
+        try:
+            with self._names_shortage("at the save of the trained network"):
+                self._trainable.save_pretrained(draft)
+            if self._rank == 0:
                 self._setup.tokenizer.save(draft)
                 shutil.rmtree(final, ignore_errors=True)
                 draft.rename(final)
-            except OSError as error:
-                raise UnwritableFile(f"{final} cannot be written ({error.strerror or error}).") from error
+        except (OSError, UnwritableFile) as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            reason = str(getattr(error, "strerror", None) or error).rstrip(".")
+            raise UnwritableFile(
+                f"{final} is not written: {reason}.  Make room, and continue with --resume."
+            ) from error
         return final
 
     def _show_curve(self) -> None:

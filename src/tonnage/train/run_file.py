@@ -50,8 +50,11 @@ def check(setup: Setup, folder: Path) -> str | None:
     """Return a remark about a run that is now longer or shorter.  Raises UsageError if it is another run."""
     try:
         before = json.loads(read_text(folder / FILE, _MOST_BYTES))
-    except (OSError, ValueError) as error:
-        raise UnreadableFile(f"{folder / FILE} cannot be read ({error}); train into a new folder.") from error
+        steps = before[_STEPS]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UnreadableFile(
+            f"{folder / FILE} is not what tonnage train wrote ({error}); train into a new folder."
+        ) from error
     now = describe(setup)
     others = [
         f"{name.replace('_', '-')} {_spell_change(name, before.get(name), now.get(name))}"
@@ -60,10 +63,9 @@ def check(setup: Setup, folder: Path) -> str | None:
     ]
     if others:
         raise UsageError(f"--resume would continue another run: {'; '.join(others)}; train into a new folder.")
-    if before[_STEPS] == now[_STEPS]:
+    if steps == now[_STEPS]:
         return None
-    write(setup, folder)
-    return f"the run has {now[_STEPS]} steps instead of {before[_STEPS]}, and its schedule is that of the new number"
+    return f"the run has {now[_STEPS]} steps instead of {steps}, and its schedule is that of the new number"
 
 
 def _spell_change(name: str, before: Any, now: Any) -> str:

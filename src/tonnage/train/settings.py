@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from tonnage.errors import UsageError
 from tonnage.train import schedules
 from tonnage.train.metrics import check_logs
+
+_SEEDS: Final = 2**63
+"""Number of the seeds that torch takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +66,14 @@ class Settings:
         """Check the numbers and words.  Raises UsageError."""
         for name in ("max_steps", "epochs", "eval_every", "save_every", "keep"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UsageError(f"--{name.replace('_', '-')} is {value}; it must be above zero.")
+            if value is not None and not 0 < value < math.inf:
+                raise UsageError(f"--{name.replace('_', '-')} is {value}; it must be a number above zero.")
         for name in ("lr", "warmup_steps", "decay_steps", "weight_decay", "spike_sigmas", "seed"):
             value = getattr(self, name)
             if value is not None and not (value >= 0 and math.isfinite(value)):
                 raise UsageError(f"--{name.replace('_', '-')} is {value}; it must be a number of at least 0.")
+        if self.seed >= _SEEDS:
+            raise UsageError(f"--seed is {self.seed}; it must be less than 2^63.")
         if not 0 < self.eval_share < 1:
             raise UsageError(f"--eval-share is {self.eval_share}; it must be between 0 and 1.")
         if self.schedule not in schedules.SCHEDULES:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import torch
 
+from tonnage.case import Case
 from tonnage.cluster import CPU
 from tonnage.errors import UsageError
 from tonnage.mesh import make_mesh
+from tonnage.model import ModelRef
 from tonnage.planner import plan_file
-from tonnage.train import applying, checks, data, networks, packing, schedules, tokens
+from tonnage.step import heads
+from tonnage.train import applying, checks, data, labels, networks, packing, schedules, tokens
+from tonnage.trainers import cases
 from tonnage.units import pluralise
 
 if TYPE_CHECKING:
@@ -103,6 +107,7 @@ def prepare(settings: Settings, ranks: int) -> Setup:
         )
     if job.method == "full" and plan.optimizer_in_backward and job.grad_accum > 1:
         raise UsageError("optimizer-in-backward updates the weights in each micro-batch; plan with grad-accum 1.")
+    _check_case(settings.model, source, job, plan, cluster)
     tokenizer = tokens.load(settings.tokenizer, source.home, source.vocabulary)
     training, remarks = _read(settings.data, tokenizer, job)
     evaluation = None
@@ -131,6 +136,21 @@ def prepare(settings: Settings, ranks: int) -> Setup:
         rate=USUAL_RATES[kind] if settings.lr is None else settings.lr,
         remarks=tuple(remarks),
     )
+
+
+def _check_case(model: str, source: Source, job: Job, plan: Plan, cluster: Cluster) -> None:
+    """Raise UsageError for a network that is not trained by its own next tokens, or not under this plan."""
+    task = heads.head(source.config).task
+    if task not in labels.SHIFTING:
+        kind = source.config.get("model_type")
+        raise UsageError(
+            f"tonnage train trains causal language models, and {kind} is trained as {task}; call tonnage.apply in a "
+            "loop that makes its labels."
+        )
+    if job.seq_len < 2:
+        raise UsageError("seq_len is 1, and a token is predicted from the one before; plan with at least 2.")
+    network = ModelRef(name=model, kind="config", config=source.config)
+    cases.check(Case(replace(job, model=network), plan, cluster, is_carried_out=True))
 
 
 def _read(path: Path, tokenizer: Tokenizer, job: Job) -> tuple[Sequences, list[str]]:

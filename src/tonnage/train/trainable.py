@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 
 from tonnage.errors import UnwritableFile, UsageError
 from tonnage.step import events, stages
@@ -261,8 +262,8 @@ class Trainable:
             try:
                 with self._snapshot.with_configuration():
                     network.save_pretrained(folder, state_dict=state)
-            except OSError as error:
-                failure = str(error.strerror or error)
+            except (OSError, SafetensorError) as error:
+                failure = str(getattr(error, "strerror", None) or error)
         if self._sum(bool(failure)):  # known to all ranks, none of which waits for another
             raise UnwritableFile(f"{folder} cannot be written: {failure or 'the first rank failed'}.")
 

@@ -17,6 +17,7 @@ from tonnage.planner import ask, plan_file
 from tonnage.planner.describe import describe
 from tonnage.planner.solution import Candidate
 from tonnage.techniques import refusals
+from tonnage.train import checks
 from tonnage.trainers.cases import request
 from tonnage.tuning import decisions
 from tonnage.tuning.trials import Trials
@@ -81,6 +82,8 @@ def tune_here(
     Raises UsageError if the devices are not here.
     """
     starts, cluster, model = _find_starts(model_or_plan, gpu, gpus, options, progress, offline=offline)
+    for _, candidate in starts:
+        _check(candidate, cluster)
     if forget:
         for _, candidate in starts[:1]:
             history.forget(Case(candidate.job, candidate.plan, cluster))
@@ -94,6 +97,18 @@ def tune_here(
     )
     predicted = compare(tuned.trials, cluster, progress)
     return replace(tuned, trials=predicted, model=model, gpu=str(cluster))
+
+
+def _check(candidate: Candidate, cluster: Cluster) -> None:
+    """Raise UsageError for a plan that trials cannot run, or that `tonnage train` would refuse."""
+    job, plan = candidate.job, candidate.plan
+    if plan.engine != "tonnage":
+        raise UsageError(
+            f"tune measures plans of the engine tonnage, and this one is for {plan.engine}; export it, and tune the "
+            "script: tonnage tune --out DIR -- COMMAND."
+        )
+    checks.check_supported(job, plan)
+    checks.check_techniques(job, plan, cluster)
 
 
 def _find_starts(
