@@ -12,6 +12,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from networks import one_thread  # noqa: F401
 from real_ranks import run_ranks
 from real_text import IGNORED, ROW, batches, network
 from tonnage import Job, Plan
-from tonnage.errors import UnreadableFile, UsageError
+from tonnage.errors import OutOfDeviceMemory, UnreadableFile, UsageError
 from tonnage.trainers import engine
 
 pytest.importorskip("deepspeed")
@@ -83,6 +84,8 @@ def trained(choices: dict[str, Any], world: int, rank: int, folder: Path) -> tup
     plan, job = Plan(engine="deepspeed", precision="fp32", **choices), Job(grad_accum=each)
     trainable = tonnage.apply(plan, given, ADAMW, job=job)
     assert "DS_ACCELERATOR" not in os.environ, "processes that are started later get it"
+    if world == 1 and "param_offload" in choices:
+        fail_with_divided_weights(plan, job)
     mine = [step[rank * each :][:each] for step in steps()]
     results = [trainable.step(step) for step in mine[:3]]
     assert all(effect.took_effect for effect in trainable.took_effect()), trainable.took_effect()
@@ -103,10 +106,24 @@ def trained(choices: dict[str, Any], world: int, rank: int, folder: Path) -> tup
     trainable.save_pretrained(folder / "trained")
     loaded = AutoModelForCausalLM.from_pretrained(folder / "trained").state_dict() if rank == 0 else {}
     assert trainable.unapply() is given
+    assert "LOCAL_RANK" not in os.environ
     state = {name: value.clone() for name, value in given.state_dict().items()}
     assert {name: (value.dtype, value.shape) for name, value in state.items()} == before
     assert given(**mine[0][0]).logits.shape[-1] == 256
     return [result.loss for result in (*results, *last)], loaded, state
+
+
+def fail_with_divided_weights(plan: Plan, job: Job) -> None:
+    """Assert that memory that runs out in DeepSpeed's engine is said, with what became of the network."""
+    given, shortage = network(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+    said = r"\(CUDA out of memory. Tried to allocate 2.00 GiB\); load the network again"
+    with (
+        patch("tonnage.trainers.deepspeed.step.make", side_effect=shortage),
+        pytest.raises(OutOfDeviceMemory, match=said),
+    ):
+        tonnage.apply(plan, given, job=job)
+    with pytest.raises(UsageError, match="DeepSpeed has divided the network's weights"):
+        tonnage.apply(plan, given, job=job)
 
 
 def refuse_other_checkpoints(trainable: Any, saved: Path) -> None:

@@ -118,7 +118,7 @@ def check_hyperparameters(plan: Plan, hyperparameters: Mapping[str, Any]) -> Non
         if name not in possible:
             raise UsageError(f"{plan.optimizer} has no hyperparameter {name!r}; possible: {', '.join(possible)}.")
         is_pair = name in _PAIRS or (name == "eps" and plan.optimizer == "adafactor")
-        if is_pair and not (isinstance(value, tuple | list) and len(value) == 2):
+        if is_pair and not (isinstance(value, tuple | list) and len(value) == 2 and all(map(is_number, value))):
             raise UsageError(f"{name} is {value!r}; {plan.optimizer} needs two numbers.")
         if not is_pair and not (is_number(value) and value >= 0):
             raise UsageError(f"{name} is {value!r}; it must be a number of at least 0.")

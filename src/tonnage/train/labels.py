@@ -47,7 +47,8 @@ def check(batches: Sequence[Batch]) -> None:
         raise UsageError("A step takes a list of micro-batches, each a dict of tensors, and at least one.")
     for batch in batches:
         if not hasattr(batch, "items") or not batch:
-            raise UsageError(f"A micro-batch is a dict of tensors, not a {type(batch).__name__}.")
+            kind = "an empty one" if hasattr(batch, "items") else f"a {type(batch).__name__}"
+            raise UsageError(f"A micro-batch is a dict of tensors, not {kind}.")
         wrong = [f"{name} is a {type(value).__name__}" for name, value in batch.items() if not hasattr(value, "to")]
         if wrong:
             raise UsageError(f"A micro-batch is a dict of tensors, and {wrong[0]}.")

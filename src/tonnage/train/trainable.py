@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -86,6 +86,11 @@ class Trainable:
     then `optimizer_step`.  Learning rates are changed through `optimizers`, whose groups any of torch's schedulers
     takes.
     """
+
+    _checkpoints: ClassVar[Any] = checkpoints
+    """Module that saves and resumes."""
+    _effects: ClassVar[Any] = effects
+    """Module that looks for what took effect."""
 
     def __init__(self, ready: ReadyStep, given: GivenNetwork, snapshot: Snapshot) -> None:
         self._ready: ReadyStep | None = ready
@@ -234,21 +239,24 @@ class Trainable:
 
     def took_effect(self) -> tuple[Effect, ...]:
         """Return what is found in the network and its optimizers for each setting of the plan that changes a step."""
-        return effects.look(self.ready)
+        found: tuple[Effect, ...] = self._effects.look(self.ready)
+        return found
 
     def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> None:
         """Save weights, optimizer states and random states in a new folder, whole or not at all.
 
         `extra` are values that JSON can hold, which `resume` returns.  All ranks must call it.
         """
-        checkpoints.save(self.ready, Path(folder), extra)
+        self._checkpoints.save(self.ready, Path(folder), extra)
 
     def resume(self, folder: str | Path) -> dict[str, Any]:
         """Go on from a saved folder, bit for bit on as many ranks; return the `extra` that was saved with it.
 
-        The plan and the job must be the same, but for the number of ranks and how they shard.
+        The plan and the job must be the same, but for the number of ranks and how they shard; under DeepSpeed these
+        as well.
         """
-        return checkpoints.resume(self.ready, Path(folder))
+        extra: dict[str, Any] = self._checkpoints.resume(self.ready, Path(folder))
+        return extra
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Save the network in a folder from which `from_pretrained` loads it; adapters as PEFT saves them.

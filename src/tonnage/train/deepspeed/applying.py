@@ -11,7 +11,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from tonnage.cluster import CPU
-from tonnage.errors import UsageError
+from tonnage.errors import OutOfDeviceMemory, TrialFailed, UsageError
 from tonnage.step import model as models
 from tonnage.step.step import Step, select_device
 from tonnage.step.world import World, join
@@ -118,19 +118,39 @@ def apply(
 
     world = World(size=cluster.gpus, gpus_per_node=cluster.gpus_per_node, device=select_device(device))
     world = replace(join(world, plan, alone=False), made_group=False)  # DeepSpeed keeps its groups of ranks
-    os.environ.setdefault("LOCAL_RANK", str(world.device.index or 0))  # by which its engine chooses the card
-    deepspeed.init_distributed(dist_backend="gloo" if world.device.type == CPU else "nccl")
-    step = suit(replace(common.network_step(job, plan, world), world=world, given=given, initialise=True))
-    network = given.network
-    folder = tempfile.TemporaryDirectory(prefix="tonnage-swapped-", dir=disk.folder())
-    options = {**hyperparameters, **(_ON_CPU if world.device.type == CPU else {})}
-    config = engine_step.configure(job, plan, folder.name, network, world.size, **options)
-    before = {parameter: set(vars(parameter)) for parameter in network.parameters()}
-    if plan.shard == "zero3":
-        _divide(network, dtype(plan.compute_dtype), config, world.device)
-    ready = engine_step.make(step, network, config)
-    ready.model.train()
-    return EngineTrainable(ready, given, snapshot, folder=folder, before=before)
+    with ExitStack() as resources:
+        resources.enter_context(_stated("LOCAL_RANK", str(world.device.index or 0)))  # its engine's choice of a card
+        deepspeed.init_distributed(dist_backend="gloo" if world.device.type == CPU else "nccl")
+        step = suit(replace(common.network_step(job, plan, world), world=world, given=given, initialise=True))
+        network = given.network
+        swapped = tempfile.TemporaryDirectory(prefix="tonnage-swapped-", dir=disk.folder())
+        options = {**hyperparameters, **(_ON_CPU if world.device.type == CPU else {})}
+        config = engine_step.configure(job, plan, resources.enter_context(swapped), network, world.size, **options)
+        before = {parameter: set(vars(parameter)) for parameter in network.parameters()}
+        with _says_if_changed(network):
+            if plan.shard == "zero3":
+                _divide(network, dtype(plan.compute_dtype), config, world.device)
+            ready = engine_step.make(step, network, config)
+        ready.model.train()
+        return EngineTrainable(ready, given, snapshot, resources=resources.pop_all(), before=before)
+
+
+@contextmanager
+def _says_if_changed(network: nn.Module) -> Iterator[None]:
+    """Raise an error that says so if the block failed with weights divided or of another dtype, which stay so."""
+    dtypes = [parameter.dtype for parameter in network.parameters()]
+    try:
+        yield
+    except Exception as error:
+        now = [parameter.dtype for parameter in network.parameters()]
+        if now == dtypes and not any(hasattr(parameter, "ds_id") for parameter in network.parameters()):
+            raise
+        kind = OutOfDeviceMemory if isinstance(error, torch.OutOfMemoryError) else TrialFailed
+        reason = str(error).partition("\n")[0].partition(" GPU ")[0].rstrip(". ") or type(error).__name__
+        raise kind(
+            f"DeepSpeed failed after it had divided or converted the network's weights ({reason}); load the network "
+            "again before another plan."
+        ) from error
 
 
 def _divide(network: nn.Module, compute: torch.dtype, config: dict[str, Any], device: torch.device) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -16,7 +15,6 @@ from tonnage.train.trainable import Trainable
 
 if TYPE_CHECKING:
     from tonnage.step.given import GivenNetwork
-    from tonnage.train.effects import Effect
     from tonnage.train.restoring import Snapshot
     from tonnage.trainers.deepspeed.step import EngineStep
 
@@ -28,35 +26,23 @@ class EngineTrainable(Trainable):
     nothing.
     """
 
+    _checkpoints: ClassVar[Any] = checkpoints
+    _effects: ClassVar[Any] = effects
+
     def __init__(
         self,
         ready: EngineStep,
         given: GivenNetwork,
         snapshot: Snapshot,
         *,
-        folder: TemporaryDirectory[str],
+        resources: ExitStack,
         before: Mapping[torch.nn.Parameter, set[str]],
     ) -> None:
         super().__init__(ready, given, snapshot)
-        self._folder = folder
-        """Folder of tensors in files, which ends with the plan."""
+        self._resources = resources
+        """The folder of tensors in files and the process's variables, which end with the plan."""
         self._before = before
         """Names of the attributes that each parameter had before the plan."""
-
-    def took_effect(self) -> tuple[Effect, ...]:
-        """Return what is found in the engine and its optimizer for each setting that changes a step."""
-        return effects.look(self.ready)
-
-    def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> None:
-        """Save DeepSpeed's checkpoint and random states in a new folder, whole or not at all.
-
-        `extra` are values that JSON can hold, which `resume` returns.  All ranks must call it.
-        """
-        checkpoints.save(self.ready, Path(folder), extra)
-
-    def resume(self, folder: str | Path) -> dict[str, Any]:
-        """Go on from a saved folder on as many ranks, and return the `extra` that was saved with it."""
-        return checkpoints.resume(self.ready, Path(folder))
 
     def unapply(self) -> torch.nn.Module:
         """Return the user's network as it was before the plan, with the trained weights, on its own device.
@@ -77,7 +63,7 @@ class EngineTrainable(Trainable):
                 delattr(parameter, name)
         self._given.give_back([*values, *buffers])
         self._ready = None
-        self._folder.cleanup()
+        self._resources.close()
         del ready, engine
         gc.collect()
         return self._given.network
