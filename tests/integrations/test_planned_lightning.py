@@ -1,15 +1,18 @@
 """A plan inside Lightning's Trainer trains as the Trainer alone; without it the import says what to install."""
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from networks import one_thread  # noqa: F401
+from real_ranks import drop_like_others, run_ranks
 from real_text import batches, network
 from tonnage import Plan
 from tonnage.errors import UsageError
@@ -105,12 +108,70 @@ def test_a_trainer_with_other_settings_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=message):
             fit(tmp_path, network(), callbacks=[PlanCallback(Plan(**choices))])
     for choices, message in (
-        ({"shard": "zero3"}, "cannot carry out shard zero3 as it was estimated; possible: none, ddp"),
+        ({"shard": "zero1"}, "cannot carry out shard zero1 as it was estimated; possible: none, ddp, zero2, zero3"),
+        ({"shard": "zero3", "param_offload": "cpu"}, "cannot carry out param-offload cpu"),
+        ({"shard": "zero3", "precision": "fp16-mixed"}, "cannot carry out precision fp16-mixed"),
         ({"tp": 2}, "cannot carry out tp 2"),
         ({"optimizer_in_backward": True}, "optimizer-in-backward True"),
     ):
         with pytest.raises(UsageError, match=message):
             plan_arguments(Plan(**choices))
+
+
+SHARDED: dict[str, dict[str, Any]] = {
+    "zero3": {"shard": "zero3", "checkpointing": "full", "clip_grad_norm": 0.3},
+    "zero2": {"shard": "zero2", "loss": "chunked"},
+}
+
+
+@needs_lightning
+@pytest.mark.parametrize("name", drop_like_others(SHARDED, ("zero2",)))
+def test_sharded_ranks_equal_one(name: str, tmp_path: Path) -> None:
+    """Two ranks with a half of the rows each, whose gradients are averaged; and what cannot be divided is refused."""
+    choices = SHARDED[name]
+    alone = network()
+    fit(tmp_path, alone, accumulate_grad_batches=2 * ACCUMULATED, gradient_clip_val=choices.get("clip_grad_norm"))
+    run_ranks(fit_sharded, 2, choices, tmp_path)
+    for rank in range(2):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        for key, weights in alone.state_dict().items():
+            torch.testing.assert_close(found[key], weights, rtol=0, atol=2e-6, msg=key)
+
+
+def fit_sharded(rank: int, world: int, choices: dict[str, Any], folder: Path) -> None:
+    from tonnage.integrations.lightning import PlanCallback, plan_arguments
+
+    started = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    os.environ |= {name: str(value) for name, value in started.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "test"}
+    plan = Plan(precision="fp32", optimizer="adamw-foreach", **choices)
+    settings: dict[str, Any] = {
+        "devices": world,
+        "accumulate_grad_batches": ACCUMULATED,
+        "use_distributed_sampler": False,
+    }
+    callback, model = PlanCallback(plan), network()
+    before = {name: type(module) for name, module in model.named_modules()}
+    mine = rows()[rank::world]
+    with patch(f"{__name__}.rows", lambda: mine):
+        fit(folder, model, **settings, callbacks=[callback], **plan_arguments(plan))
+        report = callback.plan_report
+        assert {effect.option for effect in report.effects} >= {"shard", "optimizer", "precision"}
+        assert all(effect.took_effect for effect in report.effects), report.effects
+        assert {name: type(module) for name, module in model.named_modules()} == before
+        torch.save(model.state_dict(), folder / f"{rank}.pt")
+        if rank == 1:
+            torch.nn.init.zeros_(model.lm_head.weight)
+        with pytest.raises(UsageError, match="The ranks have networks with different weights"):
+            fit(folder, model, **settings, callbacks=[PlanCallback(plan)], **plan_arguments(plan))
+    with pytest.raises(UsageError, match="needs Lightning's ModelParallelStrategy, and the Trainer has DDPStrategy"):
+        fit(
+            folder,
+            network(),
+            **settings,
+            callbacks=[PlanCallback(plan)],
+            **{**plan_arguments(plan), "strategy": "ddp"},
+        )
 
 
 @needs_lightning

@@ -7,8 +7,12 @@
 `plan_arguments` are the Trainer's settings of precision, accumulation, clipping and replication.  The callback checks
 that the Trainer has them.  It applies checkpointing, offloaded activations, the loss and the attention to the
 transformers network inside the LightningModule while `fit` runs, and looks after the first step for everything that
-the plan says.  Lightning's FSDP is the older FSDP1, whose memory is not what was estimated: plans that shard are
-refused.
+the plan says.
+
+Plans that shard (zero2, zero3, hsdp) run under Lightning's ModelParallelStrategy, which leaves it to the program to
+divide the network: the callback does so by the code that was estimated, and FSDP2 itself computes in bf16.
+Lightning's FSDPStrategy is the older FSDP1, whose memory is another.  Parameters on the host are refused: the
+strategy moves all to the card.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import torch
 from tonnage.errors import UsageError
 from tonnage.integrations.measuring import Meter, PlanReport, begin_estimate
 from tonnage.integrations.network import APPLIED, PlannedNetwork, check_weights, read
+from tonnage.mesh import SHARDING
 from tonnage.plans import Plan
 from tonnage.step import configuration
 from tonnage.step import model as models
@@ -31,16 +36,20 @@ from tonnage.train import applying, checks
 from tonnage.train.prediction import Predicted
 
 try:
-    from lightning.pytorch import Callback
+    from lightning.pytorch import Callback, LightningModule
+    from lightning.pytorch.strategies import ModelParallelStrategy
 except ImportError:
     try:
-        from pytorch_lightning import Callback
+        from pytorch_lightning import Callback, LightningModule
+        from pytorch_lightning.strategies import ModelParallelStrategy
     except ImportError:
         raise UsageError(
             "tonnage.integrations.lightning needs lightning, which is not installed: pip install lightning."
         ) from None
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from tonnage.job import Job
     from tonnage.train.effects import Effect
     from tonnage.train.prediction import Estimation
@@ -53,10 +62,10 @@ _PRECISIONS: Final = {
 }
 """Lightning's word for each precision."""
 
-_STRATEGIES: Final = {"none": "auto", "ddp": "ddp"}
-"""Lightning's word for each way to use several GPUs."""
+_STRATEGIES: Final = {"none": "auto", "ddp": "ddp", **dict.fromkeys(SHARDING)}
+"""Lightning's word for each way to use several GPUs; None: a ModelParallelStrategy."""
 
-_FREE: Final = ("engine", "optimizer", "clip_grad_norm", "allocator", "outputs")
+_FREE: Final = ("engine", "optimizer", "clip_grad_norm", "allocator", "outputs", "accum_sync")
 """Options of any value: the optimizer is the LightningModule's, and is looked for after the first step."""
 
 
@@ -64,9 +73,11 @@ def plan_arguments(plan: Plan | str | Path, job: Job | None = None) -> dict[str,
     """Return the arguments of Lightning's Trainer that a plan decides."""
     own, stated, cluster = applying.read_plan(plan, job)
     check_expressible(own)
+    is_sharded = own.shard in SHARDING  # FSDP2 casts by itself
+    ranks = checks.started_as()[1] if cluster is None else cluster.gpus
     arguments: dict[str, Any] = {
-        "precision": _PRECISIONS[own.precision],
-        "strategy": _STRATEGIES[own.shard],
+        "precision": "32-true" if is_sharded and own.precision != "bf16-true" else _PRECISIONS[own.precision],
+        "strategy": _STRATEGIES[own.shard] or ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1),
         "gradient_clip_val": own.clip_grad_norm,
     }
     if not isinstance(plan, Plan) or job is not None:  # a bare plan says nothing of batches
@@ -108,7 +119,13 @@ class PlanCallback(Callback):  # type: ignore[misc]
         inner = models.hugging_face(pl_module)
         network = checks.adapted(pl_module) or inner or pl_module
         self._cache = None if inner is None else inner.config.use_cache
+        if plan.shard in SHARDING:
+            _check_shardable(pl_module, network if network is not pl_module else None, job)
         self._applied = PlannedNetwork(network, job, plan, trainer.strategy.root_device)
+        if plan.shard in SHARDING:
+            self._applied.shard(ranks=trainer.world_size, ranks_per_node=trainer.num_devices)
+            if type(pl_module).configure_model is LightningModule.configure_model:
+                vars(pl_module)["configure_model"] = lambda: None  # the strategy asks for one, and the work is done
         if inner is not None:
             configuration.disable_cache(inner.config)
         self._meter = Meter(lambda: self._look(trainer))
@@ -121,10 +138,12 @@ class PlanCallback(Callback):  # type: ignore[misc]
         self._meter.begin()
         self._meter.begin_step()
 
-    def on_train_batch_start(self, *_: Any, **__: Any) -> None:
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Enter the techniques' contexts around forward and backward."""
         if self._applied is not None:
-            self._around.enter_context(self._applied.around())
+            done = batch_idx + 1
+            is_last = done % trainer.accumulate_grad_batches == 0 or done == trainer.num_training_batches
+            self._around.enter_context(self._applied.around(is_last=is_last))
 
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
         """Leave them, and add the step if the optimizer made one."""
@@ -144,6 +163,8 @@ class PlanCallback(Callback):  # type: ignore[misc]
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Leave the contexts of the batch that failed, and give the network back."""
         self._around.close()
+        if self._applied is not None and self._applied.is_sharded:
+            self._applied = None  # the other ranks may not be there to put the network together
         self.teardown(trainer, pl_module, "fit")
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -153,6 +174,7 @@ class PlanCallback(Callback):  # type: ignore[misc]
             self._estimation = None
         if self._applied is not None:
             self._applied.undo()
+            vars(pl_module).pop("configure_model", None)
             inner = models.hugging_face(self._applied.network)
             if inner is not None and self._cache is not None:
                 inner.config.use_cache = self._cache
@@ -168,7 +190,8 @@ class PlanCallback(Callback):  # type: ignore[misc]
 
 def check_expressible(plan: Plan) -> None:
     """Raise UsageError for a plan that Lightning's Trainer cannot carry out."""
-    possible = {"precision": tuple(_PRECISIONS), "shard": tuple(_STRATEGIES)}
+    precisions = tuple(name for name in _PRECISIONS if plan.shard not in SHARDING or name != "fp16-mixed")
+    possible = {"precision": precisions, "shard": tuple(_STRATEGIES)}
     usual = Plan()
     for name, value in vars(plan).items():
         if name in (*_FREE, *APPLIED) or value in possible.get(name, (getattr(usual, name),)):
@@ -177,6 +200,20 @@ def check_expressible(plan: Plan) -> None:
         raise UsageError(
             f"Lightning's Trainer cannot carry out {name.replace('_', '-')} {value} as it was estimated; possible: "
             f"{choices}; tonnage.apply and tonnage train do."
+        )
+
+
+def _check_shardable(module: nn.Module, network: nn.Module | None, job: Job) -> None:
+    """Raise UsageError for a LightningModule whose network cannot be divided, or has trained parameters beside it."""
+    if network is None or job.method != "full":
+        what = f"a job with method {job.method}" if network is not None else "a module without a transformers network"
+        raise UsageError(f"The plan shards, and here is {what}; tonnage.apply divides it.")
+    inside = {id(parameter) for parameter in network.parameters()}
+    beside = [name for name, parameter in module.named_parameters() if id(parameter) not in inside]
+    if beside:
+        raise UsageError(
+            f"The plan shards the transformers network, and {beside[0]} is a parameter beside it, whose gradients "
+            "the ranks would not average; put it into the network, or use shard ddp."
         )
 
 
@@ -195,6 +232,11 @@ def _check_trainer(trainer: Any, plan: Plan, wanted: dict[str, Any]) -> None:
                 f"The plan needs {name}={wanted[name]!r}, and the Trainer has {value!r}; make it with "
                 "Trainer(**plan_arguments(plan), ...)."
             )
+    if plan.shard in SHARDING and not isinstance(trainer.strategy, ModelParallelStrategy):
+        raise UsageError(
+            f"shard {plan.shard} needs Lightning's ModelParallelStrategy, and the Trainer has "
+            f"{type(trainer.strategy).__name__}; make it with Trainer(**plan_arguments(plan), ...)."
+        )
     if plan.shard == "none" and trainer.world_size > 1:
         raise UsageError(
             f"shard is none, and the Trainer uses {trainer.world_size} GPUs; choose shard ddp, or devices=1."

@@ -14,6 +14,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+import torch.distributed as dist
 
 from tonnage.errors import UsageError
 from tonnage.job import Job
@@ -21,9 +22,10 @@ from tonnage.plans import Plan
 from tonnage.step import model as models
 from tonnage.step.given import GivenNetwork
 from tonnage.step.step import ReadyStep, Step
-from tonnage.step.world import World
+from tonnage.step.world import World, join
 from tonnage.techniques import qlora, select_techniques
 from tonnage.train import applying, checks, effects, networks
+from tonnage.train.restoring import Snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +49,7 @@ class PlannedNetwork:
 
     def __init__(self, network: nn.Module, job: Job, plan: Plan, device: torch.device) -> None:
         self.network = network
+        self._whole: Snapshot | None = None
         before = _attributes(network)
         step = Step(job=job, plan=plan, world=World(device=device), initialise=False, given=GivenNetwork(network))
         for technique in select_techniques(job, plan):
@@ -65,10 +68,35 @@ class PlannedNetwork:
         self.step = step
         self._undo = list(_differences(before, network))
 
+    @property
+    def is_sharded(self) -> bool:
+        """Return True between `shard` and `undo`."""
+        return self._whole is not None
+
+    def shard(self, *, ranks: int, ranks_per_node: int) -> None:
+        """Divide the network among the ranks of the process group.  Raises UsageError if their weights differ."""
+        plan, world = self.step.plan, replace(self.step.world, size=ranks, gpus_per_node=ranks_per_node)
+        step = replace(self.step, world=join(world, plan, alone=False))
+        _check_same(self.network, world.device)
+        for technique in select_techniques(step.job, plan):
+            if technique.option == "shard":
+                step = technique.apply(step)
+        assert self.step.given is not None
+        assert step.shard is not None
+        self._whole = Snapshot(self.network)
+        step.shard(self.network)
+        self.step.given.release()
+        self.step = step
+
     @contextmanager
-    def around(self) -> Iterator[None]:
-        """Enter the techniques' contexts, around forward and backward of a micro-batch."""
+    def around(self, *, is_last: bool = True) -> Iterator[None]:
+        """Enter the techniques' contexts, around forward and backward of a micro-batch; `is_last` of its step.
+
+        Ranks that share a sharded network exchange gradients in the last one alone, if the plan lets them.
+        """
         with ExitStack() as stack:
+            if self.is_sharded and not is_last and not self.step.plan.accum_sync:
+                stack.enter_context(self.step.gradients_stay_local(self.network))
             for context in self.step.contexts:
                 stack.enter_context(context())
             yield
@@ -89,7 +117,13 @@ class PlannedNetwork:
         return effects.look(ReadyStep(step=step, model=wrapped, optimizers=tuple(optimizers)))
 
     def undo(self) -> None:
-        """Give modules the forwards, hooks and switches that they had."""
+        """Give modules the forwards, hooks and switches that they had, and whole weights to each rank."""
+        if self._whole is not None:
+            assert self.step.given is not None
+            values = self.step.given.current()
+            self._whole.restore()
+            self.step.given.give_back(values)
+            self._whole = None
         for take_back in self._undo:
             take_back()
         inner = models.hugging_face(self.network)
@@ -118,6 +152,20 @@ def check_weights(network: nn.Module, job: Job, plan: Plan) -> None:
         )
     checks.check_quantized(job, plan, network)
     checks.check_dtypes(networks.weights_step(job, plan), network)
+
+
+def _check_same(network: nn.Module, device: torch.device) -> None:
+    """Raise UsageError if the ranks' weights are not the same: each of them gives a part of the whole."""
+    sums = torch.stack([parameter.detach().double().sum() for parameter in network.parameters()]).to(device)
+    first = sums.clone()
+    dist.broadcast(first, 0)
+    differs = torch.tensor(float(not torch.equal(sums, first)), device=device)
+    dist.all_reduce(differs)
+    if differs:
+        raise UsageError(
+            "The ranks have networks with different weights; load the same ones, or call lightning's seed_everything "
+            "before the network is made."
+        )
 
 
 def _choose(planned: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
