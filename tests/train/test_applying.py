@@ -309,6 +309,8 @@ def test_refusals_leave_the_network_as_it_was(name: str) -> None:
         ({"optimizer": "adafactor", "shard": "zero3"}, "Adafactor fails on FSDP2"),
         ({"checkpointing": "sqrt", "shard": "zero3"}, "FSDP2 gathers"),
         ({"shard": "ddp", "optimizer_in_backward": True}, "DDP averages gradients"),
+        ({"attention": "efficient"}, "a kernel of GPUs, and the CPU has none like it"),
+        ({"attention": "flash", "precision": "bf16-mixed"}, "a kernel of GPUs, and the CPU has none like it"),
     ],
 )
 def test_what_techniques_refuse(choices: dict[str, Any], message: str) -> None:

@@ -46,6 +46,12 @@ def accepts(case: Case) -> Refusal | None:
             reason="flex_attention keeps all scores unless it is compiled, and kernels for the CPU are not run",
             instead="choose a GPU, or attention auto",
         )
+    if plan.attention in ("efficient", "flash", "cudnn") and case.cluster.device.id == CPU:
+        return Refusal(
+            technique=f"attention={plan.attention}",
+            reason="it is a kernel of GPUs, and the CPU has none like it",
+            instead="choose attention auto or math",
+        )
     if plan.attention in ("flash", "cudnn"):
         return _refuse_half_precision_only(plan, case.cluster)
     return None
