@@ -99,7 +99,7 @@ def test_a_trial_without_a_prediction_says_why(monkeypatch: pytest.MonkeyPatch) 
         ('engine = "deepspeed"', "tune measures plans of the engine tonnage, and this one is for deepspeed"),
         ('engine = "megatron"', "and this one is for megatron; export it"),
         ('precision = "fp16-true"', "fp16-true cannot train all weights"),
-        ('attention = "flash"', "it computes in bf16 or fp16 only"),
+        ('attention = "flash"', "it is a kernel of GPUs"),
     ],
 )
 def test_plans_that_nothing_here_would_train_are_refused(option: str, message: str, tmp_path: Path) -> None:
