@@ -32,6 +32,18 @@ GIB = 1 << 30
             {"kv_cache_tokens": 418001, "max_len": 131072},
         ),
         ("Loading weights took 3 seconds", {}),
+        ("Compiling a graph for compile range (1, 8192) takes 9.31 s", {"compile_cache": "cold"}),
+        ("Compiling a graph for dynamic shape takes 30.12 s", {"compile_cache": "cold"}),
+        (
+            "Directly load the compiled graph(s) for dynamic shape from the cache, took 2.1 s",
+            {"compile_cache": "warm"},
+        ),
+        ("torch.compile took 41.20 s in total", {"compile_seconds": 41.2}),
+        ("torch.compile and initial profiling/warmup run together took 4 s in total", {"compile_seconds": 4.0}),
+        (
+            "Directly load AOT compilation from path /c/torch_compile_cache/torch_aot_compile/6/rank_0_0/model",
+            {"compile_cache": "warm", "compiled_into": "/c/torch_compile_cache/torch_aot_compile/6/rank_0_0"},
+        ),
     ],
 )
 def test_facts_are_read_from_the_engines_own_words(line, facts):

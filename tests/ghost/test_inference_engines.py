@@ -18,8 +18,8 @@ from tonnage.catalog.overheads import graph_bytes
 from tonnage.errors import TrialFailed
 from tonnage.estimates.estimate import Estimate
 from tonnage.estimates.timeline import timeline
+from tonnage.report.engine_words import describe_load
 from tonnage.report.terminal import render
-from tonnage.report.wording import describe_load
 from tonnage.script.dry_run import REQUESTS, STEP_SECONDS
 from tonnage.script.planning import Asked
 from tonnage.script.tries import answers

@@ -62,6 +62,9 @@ def test_a_server_compiles_and_captures_a_model_named_as_on_the_hub() -> None:
     limits = ("--max-model-len", "2048", "--max-num-seqs", "1")
     document = dry_run("h100-80gb", "HuggingFaceTB/SmolLM2-135M", *limits, code=0)
     assert document["serving"]["graphs_bytes"] > 0
+    assert document["serving"]["compile_cache"] in ("cold", "warm")
+    assert document["serving"]["compile_peak_bytes"] > 0
+    assert document["serving"]["compiled_here"] is False
     assert any("the Hub did not give HuggingFaceTB/SmolLM2-135M" in text for text in document["coverage"]["assumed"])
 
 

@@ -8,7 +8,7 @@ def test_json_has_the_keys_of_the_contract():
     assert list(answer.to_json()) == [
         *("engine", "starts", "error", "weights_bytes", "activation_bytes", "graphs_bytes", "outside_torch_bytes"),
         *("kv_cache_bytes", "kv_cache_tokens", "block_tokens", "blocks", "concurrency", "max_len"),
-        *("low_tokens", "high_tokens"),
+        *("low_tokens", "high_tokens", "compile_cache", "compile_seconds", "compile_peak_bytes", "compiled_here"),
     ]
     assert answer.to_json()["starts"] is False
     assert answer.to_json()["kv_cache_bytes"] is None

@@ -10,6 +10,7 @@ from typing import Final
 from tonnage.advice.suggestions_not_run import suggest
 from tonnage.estimates.estimate import Estimate, PhasePeak, capacity_bytes, shown_peak
 from tonnage.report import markup, wording
+from tonnage.report.engine_words import serving_rows
 from tonnage.report.markup import key, table, text
 from tonnage.units import format_gib, format_size
 
@@ -73,7 +74,7 @@ def _verdict(estimate: Estimate) -> str:
 def _serving(estimate: Estimate) -> Iterator[str]:
     if estimate.serving is not None:
         yield "<h3>The engine, on each GPU</h3>"
-        yield table((), [tuple(map(text, row)) for row in wording.serving_rows(estimate.serving)])
+        yield table((), [tuple(map(text, row)) for row in serving_rows(estimate.serving)])
 
 
 def _out_of_memory(estimate: Estimate) -> Iterator[str]:

@@ -17,6 +17,7 @@ from tonnage.advice.suggestions_not_run import suggest
 from tonnage.estimates.estimate import Estimate, Moment, PhasePeak, capacity_bytes, shown_peak
 from tonnage.report import wording
 from tonnage.report.canvas import BAD, GOOD, TIGHT, Canvas, draw, text, title
+from tonnage.report.engine_words import serving_rows
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, PHASE_LETTERS
 from tonnage.units import format_gib, format_size
 
@@ -103,7 +104,7 @@ def _serving(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
     if estimate.serving is not None:
         yield title("The engine, on each GPU", canvas=canvas)
         rows = Table.grid(padding=(0, 2))
-        for row in wording.serving_rows(estimate.serving):
+        for row in serving_rows(estimate.serving):
             rows.add_row(*map(text, row))
         yield Padding(rows, (0, 0, 0, 2))
 

@@ -12,6 +12,7 @@ from tonnage.estimates.shortage import shortage
 from tonnage.estimates.training import describe_training
 from tonnage.options import spell_option
 from tonnage.planner.search_space import OFFLOADS
+from tonnage.report.engine_words import describe_serving
 from tonnage.report.palette import LOOKS, OTHERS, Look, look
 from tonnage.units import MIB, count, format_gib, format_size, pluralise
 
@@ -171,42 +172,6 @@ def need(estimate: Estimate) -> str:
     free = max(capacity - peak.process_bytes - others, 0)
     used = f"{format_gib(peak.process_bytes)} of {format_gib(capacity)} ({percent(peak.process_bytes, capacity)})"
     return f"{used}{beside}; {format_gib(free)} free."
-
-
-def describe_serving(serving: Mapping[str, Any]) -> str:
-    """Return what an engine that starts has for requests, or why it does not start."""
-    if not serving.get("starts"):
-        return str(serving.get("error"))
-    held, tokens, concurrency = (serving.get(name) for name in ("kv_cache_bytes", "kv_cache_tokens", "concurrency"))
-    parts = [] if held is None else [f"KV cache {format_gib(held)}"]
-    parts += [] if tokens is None else [f"{tokens:,} tokens"]
-    if concurrency is not None and serving.get("max_len") is not None:
-        parts.append(f"{concurrency:,.2f} requests of {serving['max_len']:,} tokens at once")
-    return f"{', '.join(parts) or 'no KV cache was seen'}."
-
-
-def serving_rows(serving: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return names and values of what an engine holds on each GPU; what is unknown is left out."""
-    names = ("weights", "activation", "graphs", "outside_torch", "kv_cache")
-    rows = [
-        (name.replace("_", " "), format_gib(size))
-        for name in names
-        if (size := serving.get(f"{name}_bytes")) is not None
-    ]
-    if serving.get("blocks") is not None and serving.get("block_tokens") is not None:
-        rows.append(("blocks", f"{serving['blocks']:,} of {serving['block_tokens']} tokens"))
-    if serving.get("load") is not None:
-        rows.append(("under load", describe_load(serving["load"])))
-    return [("engine", str(serving.get("engine"))), *rows]
-
-
-def describe_load(load: Mapping[str, Any]) -> str:
-    """Return what an engine made of the requests that it was given."""
-    together = f"at most {load['running_most']:,} together (mean {load['running_mean']:,.1f})"
-    return (
-        f"{load['finished']:,} of {load['requests']:,} requests finished in {load['steps']:,} steps, {together}; "
-        f"{pluralise(load['preemptions'], 'preemption')}, at most {load['kv_cache_usage']:.0%} of the KV cache used"
-    )
 
 
 _REQUESTS_OUTSIDE_TORCH: Final = {"CUDA error": "a CUDA context", "Cuda failure": "NCCL's buffers"}

@@ -5,8 +5,10 @@ The command ended by itself, or was ended when its server took requests; or the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from tonnage.errors import TrialFailed
@@ -25,7 +27,8 @@ _SHORT_OF_MEMORY: Final = ("not enough memory", "out of memory", "No available m
 _BY_WORST: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
     **dict.fromkeys(("weights_bytes", "activation_bytes", "graphs_bytes"), max),
     **dict.fromkeys(("kv_cache_bytes", "kv_cache_tokens", "blocks", "concurrency"), min),
-    **dict.fromkeys(("block_tokens", "max_len"), max),
+    **dict.fromkeys(("block_tokens", "max_len", "compile_seconds", "compile_peak_bytes"), max),
+    "compile_cache": min,  # cold, if one rank compiles
 }
 """Facts, and which of several processes' values is the worst rank's."""
 
@@ -59,7 +62,16 @@ def summarise(results: ProcessResults) -> Serving:
     error = refusal(results)
     told = {name: [f[name] for f in results.engines if f.get(name) is not None] for name in _BY_WORST}
     worst = {name: pick(told[name]) for name, pick in _BY_WORST.items() if told[name]}
-    return Serving(engine=engine, starts=error is None, error=error, **worst)
+    folders = [Path(facts["compiled_into"]) for facts in results.engines if "compiled_into" in facts]
+    here = all(map(_is_compiled_here, folders)) if "compile_cache" in worst and folders else None
+    return Serving(engine=engine, starts=error is None, error=error, compiled_here=here, **worst)
+
+
+def _is_compiled_here(folder: Path) -> bool:
+    """Return True if vLLM's own cache has the folder of a ghost's cache, which vLLM names by all that counts."""
+    root = os.environ.get("VLLM_CACHE_ROOT") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "vllm")
+    inside = folder.parts[folder.parts.index("torch_compile_cache") :]
+    return Path(root, *inside).expanduser().is_dir()
 
 
 def judge(results: ProcessResults, ended: int | None, timeout_seconds: float) -> list[str] | None:

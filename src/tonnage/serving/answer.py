@@ -44,6 +44,14 @@ class Serving:
     """Lower end of the interval of `kv_cache_tokens`."""
     high_tokens: int | None = None
     """Upper end of the interval of `kv_cache_tokens`."""
+    compile_cache: str | None = None
+    """`cold`: this start compiles the network; `warm`: it finds it compiled; None: nothing is compiled, or unsaid."""
+    compile_seconds: float | None = None
+    """Seconds that compiling took on the machine that ran it."""
+    compile_peak_bytes: int | None = None
+    """Peak above the weights while the network is compiled, which a first start profiles too."""
+    compiled_here: bool | None = None
+    """True if the engine's own cache on this machine has the network compiled; None where it was not looked into."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the `serving` object of the contract; absent values are None."""

@@ -370,6 +370,12 @@ def _answer(full: FullSettings, worst: StageMemory, request: Request, error: str
 
 
 def _modelled(full: FullSettings) -> tuple[str, ...]:
+        compile_cache=None
+        if full.engine.name != "vllm" or full.stated.eager
+        else "warm"
+        if full.stated.warm
+        else "cold",
+        compile_peak_bytes=worst.profile.compile_bytes or None,
     facts = vllm_facts(full.engine.version)
     return (
         "weights: the network's matrices, merged and divided as the engine does, in blocks of torch's allocator",

@@ -63,11 +63,24 @@ _WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (rf"KV cache size: {_NUMBER} tokens", ("kv_cache_tokens",)),
     (rf"Maximum concurrency for {_NUMBER} tokens per request: {_NUMBER}x", ("max_len", "concurrency")),
     (rf"Graph capturing finished in .*? took {_NUMBER} GiB", ("graphs_gib",)),
+    (rf"torch\.compile.* t(?:ook|akes) {_NUMBER} s in total", ("compile_seconds",)),
     (rf"\bmax_total_num_tokens={_NUMBER}", ("kv_cache_tokens",)),
     (rf"\bcontext_len={_NUMBER}", ("max_len",)),
     (rf"K size: {_NUMBER} GB, V size: {_NUMBER} GB", ("keys_gib", "values_gib")),
 )
 """What engines say in their log, and the facts that it states; SGLang's GB are GiB."""
+
+_COMPILED = {
+    "cold": re.compile(r"\bCompiling a graph for "),
+    "warm": re.compile(r"\bDirectly load (?:the compiled graph|AOT compilation)\b"),
+}
+"""What vLLM says of a graph that it compiles, and of one that it finds in its cache."""
+
+_COMPILED_INTO = re.compile(r"(\S*torch_compile_cache/\S*?rank_\d+_\d+)")
+"""Folder of vLLM's cache with what one rank compiled, in a line of its log."""
+
+_COMPILING = "tonnage.json"
+"""Name of the file in that folder with what compiling took."""
 
 
 class Engines:
@@ -133,11 +146,16 @@ class Engines:
         loggers.handle = heard
 
     def _note_words(self, package: str, message: str) -> None:
+        told = read_words(message)
+        if told.get("compile_cache") == "cold":
+            told["compiled_bytes"] = int(self._watch.torch.cuda.max_memory_allocated())
+        elif self.facts.get("compile_cache") == "cold":
+            told.pop("compile_cache", None)  # a part of the network was not found
         self.note(
             engine=name_engine(package),
             at=time.time(),
             last_words=" ".join(message.split())[:_MOST_WORDS],
-            **read_words(message),
+            **told,
         )
 
     def _hear_start(self, name: str, module: ModuleType) -> None:
@@ -222,6 +240,7 @@ class Engines:
                 yield result
                 self._grow(result.before_create)
             self.note(activation_bytes=int(result.torch_peak_increase))
+            self._note_compiling(int(result.before_profile.torch_peak))
 
         @functools.wraps(load)
         def load_model(worker: Any, *args: Any, **kwargs: Any) -> Any:
@@ -250,6 +269,21 @@ class Engines:
         vars(module)["memory_profiling"] = profile
         kind.determine_available_memory = determine_available_memory
         kind.load_model, kind.initialize_from_config = load_model, initialize_from_config
+
+    def _note_compiling(self, before_bytes: int) -> None:
+        """Note the peak while the network was compiled: in this start, or in the one whose work it found."""
+        path = os.path.join(self.facts.get("compiled_into", ""), _COMPILING)
+        names = ("compile_peak_bytes", "compile_seconds")
+        with suppress(OSError, ValueError):
+            if "compiled_bytes" in self.facts:
+                self.note(compile_peak_bytes=self.facts["compiled_bytes"] - before_bytes)
+                with open(path, "w") as file:
+                    json.dump({name: self.facts.get(name) for name in names}, file)
+            elif "compile_cache" in self.facts:
+                self.facts.pop("compile_seconds", None)  # those of loading
+                with open(path) as file:
+                    kept = json.load(file)
+                self.note(**{name: kept[name] for name in names if name in kept})
 
     def _measuring_graphs(self, warm_up: Callable[..., Any]) -> Callable[..., Any]:
         """Return a worker's method that captures graphs, with a note of the memory outside torch that they take."""
@@ -415,19 +449,26 @@ def name_engine(package: str) -> str:
 
 
 def read_words(message: str) -> dict[str, Any]:
-    """Return the facts that a line of an engine's log states: tokens, concurrency, bytes of graphs."""
+    """Return the facts that a line of an engine's log states: tokens, concurrency, graphs, what is compiled."""
     facts: dict[str, float] = {}
     for pattern, names in _WORDS:
         match = re.search(pattern, message)
         if match is not None:
             facts |= zip(names, (float(text.replace(",", "")) for text in match.groups()), strict=True)
+    seconds = facts.pop("compile_seconds", None)
     graphs, keys, values = (facts.pop(name, None) for name in ("graphs_gib", "keys_gib", "values_gib"))
     told: dict[str, Any] = {name: value if name == "concurrency" else int(value) for name, value in facts.items()}
     if graphs is not None:
         told["graphs_bytes"] = round(graphs * _GIB)
     if keys is not None and values is not None:
         told["kv_cache_bytes"] = round((keys + values) * _GIB)
-    return told
+    if seconds is not None:
+        told["compile_seconds"] = seconds
+    kind = next((kind for kind, pattern in _COMPILED.items() if pattern.search(message)), None)
+    if kind is not None:
+        told["compile_cache"] = kind
+    folder = _COMPILED_INTO.search(message)
+    return told if folder is None else {**told, "compiled_into": folder[1]}
 
 
 def _of_vllm_config(config: Any) -> dict[str, Any]:
