@@ -204,3 +204,26 @@ def test_the_most_since_an_event() -> None:
     walked = timeline(trace(events))
     assert [walked.highest_since(event) // MIB for event in (0, 1, 2, 4, 5)] == [12, 12, 6, 6, 6]
     assert timeline(trace([])).highest_since(3) == 0
+
+
+@pytest.mark.parametrize(
+    ("wakes", "allocated", "reserved"), [(True, 34, 64), (False, 34, 44)], ids=["wakes", "stays"]
+)
+def test_memory_that_sleeps_is_not_held(wakes: bool, allocated: int, reserved: int) -> None:
+    pool, other = 0, 256 * MIB
+    events = [
+        *(("segment_alloc", pool, 20 * MIB, 0), ("alloc", pool, 16 * MIB, 0)),
+        *(("segment_alloc", other, 40 * MIB, 1), ("alloc", other, 34 * MIB, 1)),
+        *(("free_requested", other, 34 * MIB, 1), ("free_completed", other, 34 * MIB, 1)),
+        *(("segment_alloc", 2 * other, 4 * MIB, 2), ("alloc", 2 * other, 2 * MIB, 2)),
+    ]
+    asleep = Claim(mark=1, address=pool, category="asleep")
+    claims = (Claim(mark=1, address=pool, category="kv_cache"), asleep)
+    claims = (*claims, Claim(mark=2, address=pool, category="awake")) if wakes else claims
+    walked = timeline(trace(events, claims))
+    assert walked.peak_allocated_bytes == allocated * MIB
+    assert {name: size for name, size in walked.by_category().items() if size} == {"workspace": allocated * MIB}
+    assert walked.peak_reserved_bytes == reserved * MIB
+    assert walked.counted_bytes == (50 * MIB, 64 * MIB), "torch goes on counting it"
+    lives = [(life.born, life.died, life.category) for life in walked.lives if life.address == pool]
+    assert lives == [(1, 2, "kv_cache"), *([(5, 8, "kv_cache")] if wakes else [])]

@@ -68,6 +68,36 @@ def test_a_server_compiles_and_captures_a_model_named_as_on_the_hub() -> None:
     assert any("the Hub did not give HuggingFaceTB/SmolLM2-135M" in text for text in document["coverage"]["assumed"])
 
 
+ASLEEP = """
+import torch
+from vllm import LLM
+
+engine = LLM(
+    "HuggingFaceTB/SmolLM2-135M",
+    **{"enforce_eager": True, "enable_sleep_mode": True, "gpu_memory_utilization": 0.5, "max_model_len": 2048},
+)
+engine.sleep(level=1)
+network = torch.nn.Linear(16384, 16384, bias=False, device="cuda")
+optimizer = torch.optim.AdamW(network.parameters())
+for _ in range(2):
+    network(torch.ones(350_000, 16384, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_what_sleeps_is_not_counted_while_others_use_the_card(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ASLEEP)
+    variables = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    command = [*TONNAGE, "dry-run", "--gpu", "h100-80gb", "--json", "--", PYTHON, str(tmp_path / "train.py")]
+    ended = subprocess.run(command, capture_output=True, text=True, env=variables)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    document = json.loads(ended.stdout)
+    assert document["peak"]["by_category"]["kv_cache"] == 0
+    assert document["peak"]["process_bytes"] == pytest.approx(document["cards"][0]["peak_bytes"], rel=0.01)
+    assert not any("torch's counter" in text for text in document["coverage"]["modelled"])
+
+
 def test_a_server_without_room_says_so_and_what_would_start_was_run(llama: Path) -> None:
     document = dry_run("rtx-4090", str(llama), "--enforce-eager", code=1)
     assert "GiB KV cache is needed" in document["serving"]["error"]

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from tonnage.estimates.asleep import ASLEEP, AWAKE
 from tonnage.estimates.block_events import OOM, Events, Flags, Numbers
 from tonnage.estimates.blocks import ACTIVATION, COMMUNICATION, PARAMETER, PRIORITY, WORKSPACE, Blocks, Owners
 from tonnage.trace.trace import Trace
@@ -27,7 +28,11 @@ def categorise(trace: Trace, events: Events, owners: Owners) -> Numbers:
     category[_is_kept_by_forward(events, blocks)] = ACTIVATION
     category[_is_being_loaded(trace, events, blocks)] = PARAMETER
     sent = _exchanged_memory(trace)
-    claims = [(claim.mark, claim.address, PRIORITY.index(claim.category)) for claim in trace.claims]
+    claims = [
+        (claim.mark, claim.address, PRIORITY.index(claim.category))
+        for claim in trace.claims
+        if claim.category not in (ASLEEP, AWAKE)
+    ]
     claimed = np.array(claims, dtype=np.int64).reshape(-1, 3)
     for mark, address, code in (claimed.T, (*sent.T, np.full(len(sent), COMMUNICATION))):
         known = mark < len(events.begin)

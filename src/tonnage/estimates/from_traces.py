@@ -319,7 +319,7 @@ def _coverage(trace: Trace, walked: Timeline, outside: Overhead, cluster: Cluste
             f"host memory while loading: every rank has all weights there at once, {format_size(loading_bytes)}, as "
             "from_pretrained makes them in another dtype than the checkpoint's before they go to the card"
         )
-    for name, mine in (("allocated", walked.peak_allocated_bytes), ("reserved", walked.peak_reserved_bytes)):
+    for name, mine in zip(("allocated", "reserved"), walked.counted_bytes, strict=True):
         torchs = trace.peaks.get(f"{name}_bytes", mine)
         if torchs != mine:
             modelled.append(f"block sizes: the walk's {name} peak differs from torch's counter by {mine - torchs} B")

@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
+from tonnage.estimates.asleep import without_sleep
 from tonnage.estimates.block_events import (
     SEGMENT_ALLOC,
     SEGMENT_FREE,
@@ -54,6 +55,8 @@ class Timeline:
     """Most bytes allocated."""
     peak_reserved_bytes: int
     """Most bytes reserved."""
+    counted_bytes: tuple[int, int]
+    """The peaks as torch counts them: with memory that slept (`asleep`)."""
     allocated_by_mark: Numbers
     """Most bytes allocated from each mark to the next; one figure for a Trace without marks."""
     reserved_by_mark: Numbers
@@ -97,8 +100,14 @@ class Timeline:
 def timeline(trace: Trace) -> Timeline:
     """Return the sums over a Trace's allocator events.  Pure; some ten nanoseconds an event and column."""
     events = Events.of(trace)
-    blocks = _categorised_blocks(trace, events)
-    return _make_timeline(trace, events, blocks, *_sum_levels(events, blocks))
+    counted = _categorised_blocks(trace, events)
+    allocated, reserved = _sum_levels(events, counted)
+    blocks, asleep = without_sleep(trace, events, counted)
+    if not asleep.any():
+        return _make_timeline(trace, events, counted, allocated, reserved)
+    held, _ = _sum_levels(events, blocks)
+    walked = _make_timeline(trace, events, blocks, held, reserved - asleep)
+    return replace(walked, counted_bytes=(int(allocated.max()), int(reserved.max())))
 
 
 def build_steady_timeline(trace: Trace) -> Timeline:
@@ -138,6 +147,7 @@ def _make_timeline(trace: Trace, events: Events, blocks: Blocks, allocated: Numb
         peak_event=max(peak_event - 1, 0),
         peak_allocated_bytes=int(allocated[peak_event]),
         peak_reserved_bytes=max(int(reserved.max()), 0),
+        counted_bytes=(int(allocated.max()), max(int(reserved.max()), 0)),
         allocated_by_mark=_highest_by_mark(events, allocated),
         reserved_by_mark=_highest_by_mark(events, reserved),
         marks=trace.marks,

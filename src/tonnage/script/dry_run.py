@@ -177,7 +177,7 @@ def run(
     if serves:
         estimate = engine_results.with_serving(estimate, made.results)
     else:
-        estimate = engine_results.with_engine_in_training(estimate, made.results, made.cards)
+        estimate = engine_results.with_engine_in_training(estimate, made.results)
         estimate = _with_time(estimate, made.results.traces, cluster) if seconds else estimate
     return replace(summed, estimate=replace(estimate, cards=documents))
 

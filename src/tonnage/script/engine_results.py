@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from tonnage.errors import TrialFailed
 from tonnage.estimates.estimate import Coverage, Estimate, Peak
-from tonnage.ghost.cards import Card
 from tonnage.script.process_results import ProcessResults
 from tonnage.serving.answer import Serving
 from tonnage.units import format_size
@@ -132,11 +131,8 @@ def with_serving(estimate: Estimate, results: ProcessResults) -> Estimate:
     )
 
 
-def with_engine_in_training(estimate: Estimate, results: ProcessResults, cards: Sequence[Card]) -> Estimate:
-    """Return the estimate of a training command with what an engine in its processes takes (GRPO with vLLM in it).
-
-    torch's allocator goes on counting what vLLM's sleep mode gives back to the card.
-    """
+def with_engine_in_training(estimate: Estimate, results: ProcessResults) -> Estimate:
+    """Return the estimate of a training command with what an engine in its processes takes (GRPO with vLLM in it)."""
     if not is_ready(results):
         return estimate
     serving, coverage = summarise(results), estimate.coverage
@@ -146,10 +142,6 @@ def with_engine_in_training(estimate: Estimate, results: ProcessResults, cards: 
     pool = f"{format_size(held)} of KV cache in {blocks:,} blocks of {serving.block_tokens} tokens"
     note = f"{serving.engine} runs in the processes that train, with {pool}."
     peak, modelled = _with_engine(estimate.peak, results)
-    fullest_bytes = max((card.peak_bytes for card in cards), default=0)
-    if 0 < fullest_bytes < peak.reserved_bytes:
-        size = format_size(fullest_bytes)
-        note += f" It sleeps meanwhile: a card held {size} at most, less than torch's allocator counts."
     return replace(
         estimate,
         peak=peak,

@@ -106,6 +106,7 @@ class Engines:
             after_import(module, functools.partial(self._hear_parts, name, methods))
         after_import("vllm.engine.arg_utils", self._hear_arguments)
         after_import("vllm.v1.worker.gpu_worker", self._hear_worker)
+        after_import("vllm.device_allocator.cumem", self._hear_sleep)
         after_import("uvicorn.server", self._hear_server)
         after_import("transformers.cache_utils", self._hear_caches)
         after_import("transformers.generation.utils", self._hear_generate)
@@ -284,6 +285,24 @@ class Engines:
                 with open(path) as file:
                     kept = json.load(file)
                 self.note(**{name: kept[name] for name in names if name in kept})
+
+    def _hear_sleep(self, module: ModuleType) -> None:
+        """Claim the memory that sleep mode gives back to the card, and takes again, as asleep and awake."""
+        for name, state in (("unmap_and_release", "asleep"), ("create_and_map", "awake")):
+            setattr(module, name, self._claiming(getattr(module, name), state))
+
+    def _claiming(self, change: Callable[[tuple[int, ...]], None], state: str) -> Callable[[tuple[int, ...]], None]:
+        watch = self._watch
+
+        @functools.wraps(change)
+        def changed(handle: tuple[int, ...]) -> None:
+            change(handle)
+            _, phase, module = watch.marks[-1]
+            watch.mark(phase, module)
+            _, _, address, *_ = handle
+            watch.claims.append((len(watch.marks) - 1, address, state))
+
+        return changed
 
     def _measuring_graphs(self, warm_up: Callable[..., Any]) -> Callable[..., Any]:
         """Return a worker's method that captures graphs, with a note of the memory outside torch that they take."""
