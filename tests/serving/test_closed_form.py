@@ -242,6 +242,28 @@ def test_a_first_start_compiles_beside_a_second_table_of_words():
     assert eager.worst.profile.compile_bytes == 0
 
 
+def test_latent_attention_is_profiled_with_a_context_and_a_draft_beside_the_networks_output():
+    """The tensors of one layer of DeepSeek-V3's width, as vLLM 0.33.0 has them on the ghost."""
+    options = {"max_len": 8192, "max_batched_tokens": 4096, "max_seqs": 64, "tp": 8, "ep": 8, "eager": True}
+    plain, drafting = (
+        ask("deepseek-v3", "8xh200", **options, **draft) for draft in ({}, {"draft": "mtp", "draft_tokens": 1})
+    )
+    stream, heads = 4096 * 7168 * 2, 128 // 8
+    compressed, up = (2 * 1536 + 2 * 512 + 64) * 2, heads * (192 + 128) * 2
+    attention = 2 * stream + 4096 * (compressed + up) + 65_536 * heads * 256 * 2
+    sampled = plain.worst.profile.sampler_bytes - 4096 * 7168 * 2 - 64 * (2 * 7168 * 2 + 129_280 * 14)
+    assert plain.worst.profile.forward_bytes == pytest.approx(sampled + attention, abs=MIB)
+    added = drafting.worst.profile.forward_bytes - plain.worst.profile.forward_bytes
+    assert added == 5 * stream, "a buffer of the draft, the output, embeddings and two norms"
+
+
+def test_a_version_that_is_not_known_yet_is_said():
+    told = [
+        " ".join(ask("llama-3.1-8b", "h100-80gb", engine=f"vllm@{version}").assumed) for version in ("99.0", "0.33.1")
+    ]
+    assert ["vllm 99.0 is newer" in told[0], "newer" in told[1]] == [True, False]
+
+
 @pytest.mark.parametrize(("tokens", "utilization", "pool_gib"), [(65_536, 0.92, 4.15), (32_768, 0.96, 12.15)])
 def test_experts_on_four_cards(tokens, utilization, pool_gib):
     """Logs of Qwen3-235B-A22B-Instruct-2507-FP8 with vLLM 0.20.0 on 4 x H100, with experts divided."""

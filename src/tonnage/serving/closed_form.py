@@ -26,7 +26,7 @@ from tonnage.serving.facts import (
 )
 from tonnage.serving.kv_cache import LayerCache, Layout, Pool, Request, lay_out, split_stages
 from tonnage.serving.network import ServedNetwork
-from tonnage.serving.profile import ProfilePeak, cublas_workspace_bytes, profile_peak
+from tonnage.serving.profile import ProfilePeak, context_tokens, cublas_workspace_bytes, profile_peak
 from tonnage.serving.settings import FullSettings, ServeSettings, complete
 from tonnage.serving.stored_weights import stored_bytes
 from tonnage.serving.transformers_cache import PAGE_TOKENS, plan_sectors
@@ -191,6 +191,9 @@ def _stage_memory(
         towers=network.has_towers,
         embeds=full.compiles and index == 0 and not network.has_towers,
     )
+        predicts=stated.draft == "mtp",
+        eager=stated.eager,
+        context=context_tokens(longest=full.max_len, sequences=full.max_seqs, block_tokens=stated.block_tokens),
     outside = outside_torch(full.engine.version, full.device, tp=stated.tp, pp=stated.pp)
     none = Interval(low_bytes=0, bytes=0, high_bytes=0)
     captured = none

@@ -8,6 +8,11 @@ Where the network is compiled in the same run, torch tries fused kernels on tens
 table of words, beside words and their embeddings.  It shows where few sequences are sampled: 0.50 GiB for Llama 8B on
 the ghost (0.19.0, 2,048 tokens, 256 sequences), 1.06 GiB in all for Qwen2.5-7B on an L40S (0.22.0, 128 sequences).
 
+Latent attention is profiled as if a step had C tokens of earlier chunks, whose keys and values are projected up:
+C = min(max(8 x longest request, 4 x blocks' tokens x S), 65,536) (MLACommonMetadataBuilder, as the tensor of
+`MLAAttention.forward_impl`).  With 128 heads these are 4 GiB.  A layer that predicts a further token runs while the
+network's output is kept, and what it joins (deepseek_mtp.py): 6 T x h are alive in its attention instead of 2.
+
 Letters: T tokens of a step, S sequences, h width, f inner width, V words.
 """
 
@@ -24,6 +29,14 @@ from tonnage.units import KIB, MIB
 _FORWARD_STREAMS: Final = 3.75
 """Tensors of T x h that are alive beside the inner ones at the peak of the compiled forward pass: residual, output,
 and rests in the allocator's segments.  Two logs whose peak is the forward pass (CodeLlama-7b, Granite-3.1-8b)."""
+
+_MOST_CONTEXT: Final = 65_536
+"""Tokens of earlier chunks whose keys and values latent attention projects up at once, at most."""
+
+_PREDICTING_STREAMS: Final = 4
+_PREDICTING_COMPILED: Final = 1
+"""Tensors of T x h beside a layer that predicts a further token, which other layers do not have: the network's
+output, and where nothing is compiled embeddings and two norms, which its code names until it ends."""
 
 _HOPPER: Final = (9, 0)
 
@@ -64,23 +77,31 @@ def profile_peak(
     staged: bool = False,
     towers: bool = False,
     embeds: bool = False,
+    predicts: bool = False,
+    eager: bool = False,
+    context: int = 0,
     element_bytes: int = 2,
 ) -> ProfilePeak:
     """Return the peak of a profile run; `staged`: the rank is one of several pipeline stages.
 
     `towers`: the network takes embeddings of images in place of words, for which vLLM keeps a buffer.  `embeds`: the
     rank's compiled part begins with the table of words, and is compiled in this run: torch then makes a second table
-    to try kernels on.
+    to try kernels on.  `predicts`: its own layers draft further tokens, after a buffer of the residual stream.
+    `context`: tokens of earlier chunks (`context_tokens`).
     """
     h = shape.hidden
     lasting = _expert_workspace_bytes(shape, tokens, quantization, tp, ep)
     lasting += cublas_workspace_bytes(device) if facts.counts_workspace else 0
-    lasting += tokens * h * element_bytes * (towers + facts.keeps_stream)
+    lasting += tokens * h * element_bytes * (towers + facts.keeps_stream + predicts)
     lasting += int(sequences * shape.vocab * facts.kept_bytes) if samples else 0
     inner = _inner_elements(shape, tp) * element_bytes
     if quantization.activation_bytes < element_bytes and quantization.bits < 16:
         inner += _down_elements(shape, tp) * quantization.activation_bytes  # the quantized input of a product
     forward = int(tokens * (inner + _FORWARD_STREAMS * h * element_bytes))
+    if shape.latent_rank:
+        forward = max(forward, _latent_elements(shape, tokens, context, tp) * element_bytes)
+    if predicts:
+        forward += (_PREDICTING_STREAMS if eager else _PREDICTING_COMPILED) * tokens * h * element_bytes
     if staged and not samples:
         forward += 2 * tokens * h * element_bytes  # what the next stage gets: the stream and its residual
     table = ceil(shape.vocab / tp) * h * element_bytes
@@ -93,6 +114,20 @@ def profile_peak(
     if facts.sampler_rows:
         sampler += device.sms * shape.vocab * 4
     return ProfilePeak(forward_bytes=lasting + forward, sampler_bytes=lasting + sampler, compile_bytes=compiling)
+
+
+def context_tokens(*, longest: int, sequences: int, block_tokens: int) -> int:
+    """Return the tokens of earlier chunks whose keys and values latent attention projects up at once."""
+    return min(max(8 * longest, 4 * sequences * block_tokens), _MOST_CONTEXT)
+
+
+def _latent_elements(shape: Shape, tokens: int, context: int, tp: int) -> int:
+    """Return the elements that are alive in latent attention: the stream and its norm, compressed queries and keys,
+    their norms, queries, the output, and what is projected up of the context."""
+    heads = shape.heads // tp
+    compressed = 2 * shape.query_rank + 2 * shape.latent_rank + shape.rotary_dim
+    of_token = 2 * shape.hidden + compressed + heads * (shape.head_dim + shape.value_dim)
+    return tokens * of_token + context * heads * (shape.head_dim - shape.rotary_dim + shape.value_dim)
 
 
 def _down_elements(shape: Shape, tp: int) -> float:
