@@ -35,7 +35,7 @@ def engine(monkeypatch):
         return Run(estimate=answer, traces=())
 
     monkeypatch.setattr(engine_start.dry_run, "run", run)
-    monkeypatch.setattr(engine_start, "_installed", lambda python: "0.33.0")
+    monkeypatch.setattr(engine_start, "_installed", lambda python, name: {"vllm": "0.33.0", "sglang": "0.5.23"}[name])
     return commands
 
 
@@ -54,6 +54,17 @@ def test_an_engine_that_is_there_answers(engine):
     assert str(answer).startswith("STARTS")
 
 
+def test_sglang_gets_its_own_flags(engine):
+    answer = ask(
+        engine="sglang@0.5", max_len=8192, max_seqs=64, kv_dtype="fp8", gpu_memory_utilization=0.8, eager=True
+    )
+    [(command, _)] = engine
+    assert command[:4] == [sys.executable, "-m", "sglang.launch_server", "--model-path"]
+    flags = "--context-length 8192 --max-running-requests 64 --mem-fraction-static 0.8 --kv-cache-dtype fp8_e4m3"
+    assert " ".join(command[command.index("--port") + 2 :]) == f"{flags} --disable-cuda-graph"
+    assert answer.to_json()["job"]["command"][:4] == ["python", *command[1:4]]
+
+
 @pytest.mark.parametrize("model", ["qwen2.5-vl-7b", "qwen3-vl-8b"])
 def test_a_network_with_images_is_named_so_that_its_processor_is_made_up(engine, model):
     assert ask(model).ran is not None
@@ -67,7 +78,9 @@ def test_a_network_with_images_is_named_so_that_its_processor_is_made_up(engine,
     ("options", "why"),
     [
         ({"engine": "vllm@0.19.0"}, "vllm 0.33.0 is installed, and 0.19.0 was asked about"),
-        ({"engine": "sglang"}, "sglang is not run here"),
+        ({"engine": "sglang@0.4"}, "sglang 0.5.23 is installed, and 0.4 was asked about"),
+        ({"engine": "sglang", "quantization": "int8"}, "the engine needs a checkpoint in int8"),
+        ({"engine": "transformers"}, "transformers has no server that is run here"),
         ({"model": "llava-1.5-7b"}, "with images the engine needs a folder with the tokenizer's files"),
         ({"quantization": "awq-int4"}, "the engine needs a checkpoint in awq-int4"),
     ],

@@ -84,8 +84,8 @@ EnginePython = Annotated[
     str | None,
     typer.Option(
         "--engine-python",
-        help="Python that has vLLM: the engine itself is run on the ghost. Default: this one, if it has it; else the "
-        "closed form, as with --source meta.",
+        help="Python that has vLLM or SGLang: the engine itself is run on the ghost. Default: this one, if it has "
+        "it; else the closed form, as with --source meta.",
         metavar="PATH",
     ),
 ]

@@ -32,8 +32,16 @@ from tonnage.serving.network import ServedNetwork
 
 TIMEOUT_SECONDS: Final = 900.0
 
-_SERVER: Final = "vllm.entrypoints.openai.api_server"
-_LOOK: Final = "import importlib.metadata as m; print(m.version('vllm'))"
+_SERVERS: Final = {
+    "vllm": (("-m", "vllm.entrypoints.openai.api_server", "--model"), ("vllm", "serve")),
+    "sglang": (
+        ("-m", "sglang.launch_server", "--model-path"),
+        ("python", "-m", "sglang.launch_server", "--model-path"),
+    ),
+}
+"""Words behind the Python that start an engine, before its model, and those by which its users know the command."""
+
+_LOOK: Final = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
 _PROCESSOR: Final = "preprocessor_config.json"
 _WITH_PROCESSOR: Final = ("qwen2_5_vl", "qwen3_vl")
 """Types of the catalog's networks with images whose processors are made up (`tonnage_inside.made_up_processors`)."""
@@ -88,7 +96,8 @@ def _with_engine(
         if drafting is not None and network.draft is not None:
             drafting = _write_model(network.draft, folder / "draft")
         words = stated_words(answer.estimate, draft=drafting)
-        command = [python or sys.executable, "-m", _SERVER, "--model", model, "--port", f"{_free_port()}", *words]
+        start, known_as = _SERVERS[full.engine.name]
+        command = [python or sys.executable, *start, model, "--port", f"{_free_port()}", *words]
         lengths = None if answer.load is None else answer.load.lengths
         run = dry_run.run(
             command,
@@ -102,7 +111,7 @@ def _with_engine(
     estimate = replace(
         run.estimate,
         model={**run.estimate.model, "name": network.name},
-        job={**run.estimate.job, "task": "serve", "command": ["vllm", "serve", network.name, *words]},
+        job={**run.estimate.job, "task": "serve", "command": [*known_as, network.name, *words]},
     )
     changes = advise(answer.estimate) if advice and not estimate.fits else ()
     estimate = replace(estimate, advice=tuple(_as_advice(change) for change in changes))
@@ -112,16 +121,18 @@ def _with_engine(
 def _why_not(answer: ServingAnswer, python: str | None) -> str | None:
     """Return why the engine cannot be run with these settings; None if it can."""
     full, network = answer.estimate.settings, answer.estimate.network
-    if full.engine.name != "vllm":
-        return f"{full.engine.name} is not run here"
-    installed = _installed(python or sys.executable)
+    engine = full.engine.name
+    if engine not in _SERVERS:
+        return f"{engine} has no server that is run here; tonnage dry-run runs a script with generate_batch"
+    installed = _installed(python or sys.executable, engine)
     if installed is None:
-        return f"{python or 'this Python'} has no vllm (--engine-python names one that has it)"
+        return f"{python or 'this Python'} has no {engine} (--engine-python names one that has it)"
     asked = _asked_version(full.stated.engine)
     if asked and installed.split(".")[: len(asked.split("."))] != asked.split("."):
-        return f"vllm {installed} is installed, and {asked} was asked about"
+        return f"{engine} {installed} is installed, and {asked} was asked about"
     states_format = "quantization_config" in network.config
-    if full.quantization.bits < 16 and full.quantization.flags is None and not states_format:
+    is_online = full.quantization.flags is not None and (engine == "vllm" or full.quantization.name == "fp8")
+    if full.quantization.bits < 16 and not is_online and not states_format:
         return f"the engine needs a checkpoint in {full.quantization.name}"
     if network.has_towers and not _has_processor(network):
         return f"with images the engine needs a folder with the tokenizer's files and {_PROCESSOR}"
@@ -138,20 +149,23 @@ def _asked_version(engine: str) -> str:
 
 
 @cache
-def _installed(python: str) -> str | None:
-    """Return the version of vLLM that an interpreter has; None without it.  Raises UsageError for no interpreter."""
+def _installed(python: str, engine: str) -> str | None:
+    """Return the version of an engine that an interpreter has; None without it.
+
+    Raises UsageError for no interpreter.
+    """
     if python == sys.executable:
         from importlib.metadata import PackageNotFoundError, version
 
         try:
-            return version("vllm")
+            return version(engine)
         except PackageNotFoundError:
             return None
     program = shutil.which(python)
     if program is None:
         raise UsageError(f"{python!r} is no program; give the path of a Python that has the engine.")
     try:
-        ended = subprocess.run([program, "-c", _LOOK], capture_output=True, text=True, timeout=_LOOK_SECONDS)
+        ended = subprocess.run([program, "-c", _LOOK, engine], capture_output=True, text=True, timeout=_LOOK_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{python!r} cannot be run ({type(error).__name__}); give the path of a Python.") from None
     return ended.stdout.strip() or None if ended.returncode == 0 else None

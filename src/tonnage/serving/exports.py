@@ -15,10 +15,17 @@ from tonnage.serving.closed_form import ServingEstimate
 from tonnage.serving.extras import OF_VLLM, as_draft, has_adapters
 from tonnage.serving.facts import USUAL_VERSIONS
 from tonnage.serving.kv_cache import BLOCK_TOKENS
-from tonnage.serving.settings import ServeSettings
+from tonnage.serving.settings import FullSettings, ServeSettings
 
 TARGETS: Final = ("vllm", "sglang", "compose", "kubernetes")
 PORT: Final = 8000
+
+_VLLM_LIMITS: Final = ("--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--gpu-memory-utilization")
+_SGLANG_LIMITS: Final = (
+    *("--context-length", "--max-running-requests", "--chunked-prefill-size"),
+    "--mem-fraction-static",
+)
+"""Flags for the longest request, the requests and the tokens of a step, and the part of the card."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,26 +58,24 @@ def notes_of(estimate: ServingEstimate) -> tuple[str, ...]:
 
 def vllm_words(estimate: ServingEstimate) -> list[str]:
     """Return `vllm serve` with every setting of the estimate."""
-    full = estimate.settings
-    limits = {
-        "--max-model-len": full.max_len,
-        "--max-num-seqs": full.max_seqs,
-        "--max-num-batched-tokens": full.max_batched_tokens,
-        "--gpu-memory-utilization": full.utilization,
-    }
+    limits = dict(zip(_VLLM_LIMITS, _limits(estimate.settings), strict=True))
     return ["vllm", "serve", repository(estimate.network.model), *_flags(estimate, limits)]
 
 
+def _limits(full: FullSettings) -> tuple[float, ...]:
+    return full.max_len, full.max_seqs, full.max_batched_tokens, full.utilization
+
+
 def stated_words(estimate: ServingEstimate, *, draft: str | None) -> list[str]:
-    """Return vLLM's flags of the settings that were stated; `draft` is the folder of the model that drafts."""
+    """Return the engine's flags of the settings that were stated; `draft` is the folder of the model that drafts.
+
+    Raises UsageError for settings whose flags are not known of the engine.
+    """
     stated = estimate.settings.stated
-    limits = {
-        "--max-model-len": stated.max_len,
-        "--max-num-seqs": stated.max_seqs,
-        "--max-num-batched-tokens": stated.max_batched_tokens,
-        "--gpu-memory-utilization": stated.gpu_memory_utilization,
-    }
-    return _flags(estimate, limits, draft)
+    limits = (stated.max_len, stated.max_seqs, stated.max_batched_tokens, stated.gpu_memory_utilization)
+    if estimate.settings.engine.name == "sglang":
+        return _sglang_flags(estimate, dict(zip(_SGLANG_LIMITS, limits, strict=True)))
+    return _flags(estimate, dict(zip(_VLLM_LIMITS, limits, strict=True)), draft)
 
 
 def _flags(estimate: ServingEstimate, limits: Mapping[str, float | None], draft: str | None = None) -> list[str]:
@@ -86,8 +91,7 @@ def _flags(estimate: ServingEstimate, limits: Mapping[str, float | None], draft:
     for name, value in degrees:
         words += [name, f"{value}"] if value > 1 else []
     words += ["--enable-expert-parallel"] if stated.ep > 1 else []
-    for name, limit in limits.items():
-        words += [] if limit is None else [name, f"{limit:g}" if isinstance(limit, float) else f"{limit}"]
+    words += _spell_limits(limits)
     words += ["--kv-cache-dtype", stated.kv_dtype] if stated.kv_dtype.startswith("fp8") else []
     if full.quantization.flags is not None and full.quantization.name != estimate.network.published.name:
         words += [word for pair in full.quantization.flags.items() for word in pair]
@@ -114,24 +118,34 @@ def sglang_words(estimate: ServingEstimate) -> list[str]:
 
     Raises UsageError for settings whose flags are known of vLLM alone.
     """
+    limits: dict[str, float | None] = dict(zip(_SGLANG_LIMITS, _limits(estimate.settings), strict=True))
+    if estimate.settings.engine.name != "sglang":
+        del limits[_SGLANG_LIMITS[-1]]  # another engine's part of the card is of something else
+    words = ["python", "-m", "sglang.launch_server", "--model-path", repository(estimate.network.model)]
+    return [*words, *_sglang_flags(estimate, limits), "--host", "0.0.0.0", "--port", f"{PORT}"]
+
+
+def _sglang_flags(estimate: ServingEstimate, limits: Mapping[str, float | None]) -> list[str]:
+    """Return SGLang's flags; limits that are None have its defaults."""
     full = estimate.settings
     stated = full.stated
     lost = sorted({words for name, words in OF_VLLM.items() if getattr(stated, name)})
     if lost:
         raise UsageError(f"SGLang's flags for {' and '.join(lost)} are not known here; export to vllm.")
-    words = ["python", "-m", "sglang.launch_server", "--model-path", repository(estimate.network.model)]
+    words = []
     for name, value in (("--tp-size", stated.tp), ("--pp-size", stated.pp), ("--dp-size", stated.dp)):
         words += [name, f"{value}"] if value > 1 else []
     words += ["--ep-size", f"{stated.ep}"] if stated.ep > 1 else []
-    words += ["--context-length", f"{full.max_len}", "--max-running-requests", f"{full.max_seqs}"]
-    words += ["--chunked-prefill-size", f"{full.max_batched_tokens}"]
-    if full.engine.name == "sglang":
-        words += ["--mem-fraction-static", f"{full.utilization:g}"]
+    words += _spell_limits(limits)
     words += ["--kv-cache-dtype", "fp8_e4m3"] if stated.kv_dtype.startswith("fp8") else []
     if full.quantization.name == "fp8" and estimate.network.published.name != "fp8":
         words += ["--quantization", "fp8"]
-    words += ["--disable-cuda-graph"] if stated.eager else []
-    return [*words, "--host", "0.0.0.0", "--port", f"{PORT}"]
+    return [*words, *(["--disable-cuda-graph"] if stated.eager else [])]
+
+
+def _spell_limits(limits: Mapping[str, float | None]) -> list[str]:
+    spelled = ((name, f"{limit:g}" if isinstance(limit, float) else f"{limit}") for name, limit in limits.items())
+    return [word for name, text in spelled if limits[name] is not None for word in (name, text)]
 
 
 def engine_command(target: str, estimate: ServingEstimate) -> str:
