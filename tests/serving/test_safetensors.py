@@ -6,7 +6,9 @@ import struct
 
 import pytest
 
+from tonnage.catalog.models import find_model
 from tonnage.errors import UnreadableModel
+from tonnage.serving.network import read_network
 from tonnage.serving.safetensors import StoredTensor, read_folder, read_header
 
 
@@ -27,6 +29,25 @@ def test_tensors_of_a_file(tmp_path):
     file = write(tmp_path / "model.safetensors", GOOD, bytes(34))
     assert read_header(file) == (StoredTensor("a", "F32", (2, 3), 24), StoredTensor("b", "BF16", (5,), 10))
     assert read_folder(tmp_path) == read_header(file)
+
+
+@pytest.mark.parametrize(("names", "refused"), [((1, 2), False), ((1,), True), ((2,), True)], ids=str)
+def test_parts_that_are_missing_are_said(tmp_path, names, refused):
+    for number in names:
+        data = {f"layer.{number}": entry([1], 0, 4)}
+        write(tmp_path / f"model-{number:05}-of-00002.safetensors", data, bytes(4))
+    if refused:
+        with pytest.raises(UnreadableModel, match="has 1 of 2 parts"):
+            read_folder(tmp_path)
+    else:
+        assert len(read_folder(tmp_path)) == 2
+
+
+def test_a_folder_with_far_less_than_its_configuration_says_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(find_model("smollm2-135m").config()))
+    write(tmp_path / "model.safetensors", {"a": entry([1], 0, 4)}, bytes(4))
+    with pytest.raises(UnreadableModel, match="holds 4 B of weights, too little for the 134,515,008 parameters"):
+        read_network(str(tmp_path))
 
 
 def test_a_file_of_the_library(tmp_path):

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tonnage.catalog.configurations import find_config_file, read_config, resolve
 from tonnage.catalog.models import find_model
-from tonnage.errors import CannotEstimate, UnknownNetwork
+from tonnage.errors import CannotEstimate, UnknownNetwork, UnreadableModel
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.options import is_amount
@@ -17,6 +17,7 @@ from tonnage.serving.safetensors import StoredTensor, read_folder
 from tonnage.timing.kinds import read_shape
 from tonnage.timing.shape import Shape
 from tonnage.timing.stacks import read_stacks
+from tonnage.units import format_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,9 @@ _WIDEST: Final = 10**6
 _MOST_STRETCHED: Final = 10_000
 """Factor by which no rotation is stretched."""
 
+_LEAST_BYTES: Final = 0.4
+"""Bytes of a parameter that no format goes below: 4 bits, and a head that may be the embedding's."""
+
 _TOWERS: Final = ("vision_config", "audio_config", "visual")
 
 
@@ -99,7 +103,21 @@ def read_network(model: str, *, offline: bool = False) -> ServedNetwork:
         published = read_quantization(stated) if isinstance(stated, dict) else NONE
         if Path(model).is_dir():
             stored = read_folder(Path(model))
-    return make_network(reference, model, published, stored)
+    network = make_network(reference, model, published, stored)
+    _check_complete(network)
+    return network
+
+
+def _check_complete(network: ServedNetwork) -> None:
+    """Raise UnreadableModel if a folder holds far less than its configuration: files are missing."""
+    if not network.stored or network.shape is None or network.is_rough:
+        return
+    held, parameters = sum(tensor.bytes for tensor in network.stored), network.shape.parameters
+    if held < _LEAST_BYTES * parameters:
+        raise UnreadableModel(
+            f"{network.model!r} holds {format_size(held)} of weights, too little for the {parameters:,} parameters "
+            "of its configuration; files are missing."
+        )
 
 
 def make_network(

@@ -6,6 +6,7 @@ is used, and no more than the header is read.
 """
 
 import json
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ WHOLE: Final = "model.safetensors"
 """File that holds all weights, where they are not divided among several; its index names the others."""
 
 MOST_FILES: Final = 4096
+_PART: Final = re.compile(r"-of-(\d{1,6})\.safetensors$")
 _MOST_DIMENSIONS: Final = 16
 _LARGEST_DIMENSION: Final = 2**40
 
@@ -54,6 +56,9 @@ def read_folder(folder: Path) -> tuple[StoredTensor, ...]:
     files = _indexed_files(folder)
     if files is None:
         files = [folder / WHOLE] if (folder / WHOLE).is_file() else sorted(folder.glob("*.safetensors"))
+        parts = [int(part[1]) for part in (_PART.search(file.name) for file in files) if part is not None]
+        if len(parts) < max(parts, default=0):
+            raise UnreadableModel(f"{str(folder)!r} has {len(parts):,} of {max(parts):,} parts, by their names.")
     if len(files) > MOST_FILES:
         raise UnreadableModel(
             f"{str(folder)!r} has {len(files):,} safetensors files; at most {MOST_FILES:,} are read."
