@@ -268,7 +268,6 @@ def plan(
     Raises UsageError, CannotEstimate and their subclasses; that nothing fits is an answer (`Solution.status`), not an
     error.
     """
-    from tonnage.catalog.devices import device_names
     from tonnage.planner.ask import answer, ask
     from tonnage.planner.limits import check_cards, initial_card
 
@@ -287,7 +286,8 @@ def plan(
     }
     _check_task(task, options, refused)
     if task == "serve":
-        cards = _parse_gpus(device_names()[0] if gpu is None and find == "min-gpu" else gpu, gpus, gpu_memory, None)
+        cards = _parse_gpus(initial_card(find, gpu) if gpu is None else gpu, gpus, gpu_memory, None)
+        check_cards(find, cards, gpu=gpu, gpus=gpus, gpu_memory=gpu_memory)
         requests = {**_requests(options), "find": find, "top": top, "price": price, "offline": offline}
         return ask_plans(model, options, cards, **requests)
     goal = TrainingGoal(tokens=tokens, samples=samples, price=price)

@@ -8,7 +8,7 @@ import pytest
 import tonnage
 from tonnage.catalog.devices import parse_cluster
 from tonnage.cli import main
-from tonnage.errors import TonnageError
+from tonnage.errors import TonnageError, UsageError
 from tonnage.options import spell_option
 
 
@@ -44,6 +44,25 @@ def test_a_plan_is_that_of_the_command_line(capsys):
     shown = on_the_command_line(capsys, "plan", {"task": "serve", **options})
     assert shown == (0, json.dumps(solution.to_json(), indent=2) + "\n")
     assert {plan.settings.quantization for plan in solution.plans} == {"awq-int4"}
+
+
+@pytest.mark.parametrize(
+    ("find", "options", "words"),
+    [
+        ("max-len", {"gpu": "t4", "max_len": 512}, "looks for what --max-len says; leave --max-len out"),
+        ("max-len", {"gpu": "t4", "concurrency": 4}, "looks for the length of one request; leave --concurrency out"),
+        ("max-concurrency", {"gpu": "t4", "concurrency": 4}, "looks for what --concurrency says"),
+        ("quantization", {"gpu": "t4", "quantization": "fp8"}, "looks for what --quantization says"),
+        ("min-gpu", {"gpu": "t4"}, "looks for the card, and --gpu says it"),
+        ("min-gpus", {"gpu": "2xt4"}, "looks for the number of GPUs, and --gpu says 2"),
+    ],
+    ids=str,
+)
+def test_what_is_looked_for_cannot_be_stated(capsys, find, options, words):
+    options = {"task": "serve", "find": find, **options}
+    with pytest.raises(UsageError, match=words) as refused:
+        tonnage.plan("llama-3.1-8b", **options)
+    assert on_the_command_line(capsys, "plan", options) == (2, str(refused.value))
 
 
 @pytest.mark.parametrize("command", ["estimate", "plan"])

@@ -240,9 +240,11 @@ def test_lengths_have_the_percentiles_that_were_stated():
     assert requests.prompts.mean() == pytest.approx(lengths.mean_prompt, rel=0.05)
     assert requests.outputs.mean() == pytest.approx(200, rel=0.02)
     assert 100_000 / requests.arrivals[-1] == pytest.approx(5, rel=0.02)
-    short = lengths.draw(1000, most=500)
-    assert (short.prompts + short.outputs).max() <= 500
+    short = lengths.draw(1000, most=1000)
+    assert (short.prompts + short.outputs).max() <= 1000
     assert short.outputs.min() >= 1
+    with pytest.raises(UsageError, match="The median prompt has 800 tokens, and a request at most 800"):
+        lengths.draw(1000, most=800)
 
 
 def test_lengths_of_a_file(tmp_path):

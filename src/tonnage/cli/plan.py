@@ -156,16 +156,17 @@ def plan(
     others |= {"host_memory": host_memory, "headroom": None if headroom == 100 * HEADROOM else headroom}
     goal = {"tokens": tokens, "samples": samples, "pareto": pareto, "html": html}
     check_task(task, serving, {**others, **goal, **options})
+    from tonnage.planner.limits import check_cards, initial_card
+
     if task == "serve":
-        from tonnage.catalog.devices import device_names
         from tonnage.cli.serve import join_lengths, plan_serve
 
         check_outputs(save)
         check_replaceable(save, force=force)
         if len(model_or_command) > 1:
             raise UsageError("--task serve takes one MODEL, not a command.")
-        any_card = device_names()[0] if gpu is None and find == "min-gpu" else gpu
-        cards = parse_cluster_options(any_card, gpus, gpu_memory, here, host_memory=host_memory)
+        cards = parse_cluster_options(initial_card(find, gpu), gpus, gpu_memory, here, host_memory=host_memory)
+        check_cards(find, cards, gpu=gpu, gpus=gpus, gpu_memory=gpu_memory, here=here)
         lengths, concurrency = join_lengths(options), serving.pop("concurrency", None)
         return plan_serve(
             model_or_command[0],
@@ -181,7 +182,6 @@ def plan(
             offline=offline,
         )
     from tonnage.estimates.training import TrainingGoal
-    from tonnage.planner.limits import check_cards, initial_card
 
     outputs = _Outputs(
         json=json, html=html, save=save, goal=TrainingGoal(tokens=tokens, samples=samples, price=price)

@@ -15,7 +15,7 @@ from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
 from tonnage.estimates.estimate import Estimate
 from tonnage.estimates.viewed import Viewed
-from tonnage.options import check_number, is_amount
+from tonnage.options import check_number, is_amount, spell_option
 from tonnage.serving.advice import ServingAdvice, advise
 from tonnage.serving.answer import Serving
 from tonnage.serving.closed_form import ServingEstimate, estimate_serving
@@ -36,6 +36,13 @@ USUAL_LENGTHS: Final = "p50=1000,p95=4000"
 
 USUAL_CONCURRENCY: Final = 64
 """Requests at once for `plan` where none are stated."""
+
+_SOUGHT: Final[Mapping[str, Mapping[str, str]]] = {
+    "max-len": {"max_len": "what --max-len says", "concurrency": "the length of one request"},
+    "max-concurrency": {"concurrency": "what --concurrency says"},
+    "quantization": {"quantization": "what --quantization says"},
+}
+"""Options that cannot be stated beside a word of `--find`, and why."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -126,6 +133,9 @@ def ask_plans(
     if price is not None and not is_amount(price):
         raise UsageError(f"--price is {price!r}; it must be a number above 0.")
     settings = _settings(options)
+    for name, sought in _SOUGHT.get(find or "", {}).items():
+        if is_given({**options, "concurrency": concurrency}.get(name)):
+            raise UsageError(f"--find {find} looks for {sought}; leave --{spell_option(name)} out.")
     question = Question(
         network=read_served(model, settings, offline=offline),
         cluster=cluster,

@@ -19,6 +19,7 @@ from tonnage.serving.facts import (
     estimated_graphs,
     graphs,
     outside_torch,
+    parse_engine,
     runs_second,
     sglang_facts,
     vllm_facts,
@@ -190,10 +191,10 @@ def _stage_memory(
         staged=len(stages) > 1,
         towers=network.has_towers,
         embeds=full.compiles and index == 0 and not network.has_towers,
-    )
         predicts=stated.draft == "mtp",
         eager=stated.eager,
         context=context_tokens(longest=full.max_len, sequences=full.max_seqs, block_tokens=stated.block_tokens),
+    )
     outside = outside_torch(full.engine.version, full.device, tp=stated.tp, pp=stated.pp)
     none = Interval(low_bytes=0, bytes=0, high_bytes=0)
     captured = none
@@ -369,16 +370,16 @@ def _answer(full: FullSettings, worst: StageMemory, request: Request, error: str
         max_len=full.max_len,
         low_tokens=tokens(worst.low_pool_bytes),
         high_tokens=tokens(worst.high_pool_bytes),
-    )
-
-
-def _modelled(full: FullSettings) -> tuple[str, ...]:
         compile_cache=None
         if full.engine.name != "vllm" or full.stated.eager
         else "warm"
         if full.stated.warm
         else "cold",
         compile_peak_bytes=worst.profile.compile_bytes or None,
+    )
+
+
+def _modelled(full: FullSettings) -> tuple[str, ...]:
     facts = vllm_facts(full.engine.version)
     return (
         "weights: the network's matrices, merged and divided as the engine does, in blocks of torch's allocator",
@@ -389,6 +390,9 @@ def _modelled(full: FullSettings) -> tuple[str, ...]:
 
 def _assumed(network: ServedNetwork, full: FullSettings, cluster: Cluster) -> tuple[str, ...]:
     found = list(cluster.device.assumed)
+    usual = parse_engine(full.engine.name)
+    if full.engine.version[:2] > usual.version[:2]:
+        found.append(f"{full.engine} is newer than what is known of it, and computed as {usual}")
     if network.is_rough:
         kind = network.config.get("model_type")
         found.append(f"a {kind!r} network computes in layers like Qwen3's; its weights are those of its files")

@@ -13,7 +13,7 @@ from tonnage.errors import CannotEstimate, UsageError
 from tonnage.model import text_part
 from tonnage.serving.cache_layers import read_layers
 from tonnage.serving.facts import has_adapter_words
-from tonnage.serving.kv_cache import LayerCache, heads_on_rank
+from tonnage.serving.kv_cache import BLOCK_TOKENS, LayerCache, heads_on_rank
 from tonnage.serving.network import ServedNetwork
 from tonnage.serving.settings import ADAPTER_RANKS, DRAFTS_WITHOUT_NETWORK, FullSettings, ServeSettings
 from tonnage.serving.stored_weights import stored_bytes
@@ -45,6 +45,12 @@ def check_extras(full: FullSettings, network: ServedNetwork) -> None:
     if full.engine.name == "transformers" and stated.pp * stated.ep > 1:
         raise UsageError("transformers' continuous batching has neither pipeline stages nor expert parallelism.")
     shape = network.shape
+    if stated.ep > 1 and shape is not None and not shape.experts:
+        raise UsageError(f"{network.name} has no experts to divide among ranks; leave --ep out.")
+    if full.engine.name == "vllm" and stated.block_tokens % BLOCK_TOKENS:
+        raise UsageError(
+            f"block-tokens is {stated.block_tokens}; vLLM's attention takes multiples of {BLOCK_TOKENS}."
+        )
     if has_adapters(stated) and shape is not None:
         if stated.max_lora_rank is not None and stated.max_lora_rank not in ADAPTER_RANKS:
             possible = ", ".join(map(str, ADAPTER_RANKS))

@@ -64,9 +64,17 @@ class Lengths:
         return math.log(self.p95 / self.p50) / _Z95
 
     def draw(self, count: int, *, most: int, seed: int = 0) -> "Requests":
-        """Return so many requests of at most `most` tokens, prompt and answer together."""
+        """Return so many requests of at most `most` tokens, prompt and answer together: longer ones are cut.
+
+        Raises UsageError if more than half of the prompts are as long.
+        """
         import numpy as np
 
+        if self.p50 >= most:
+            raise UsageError(
+                f"The median prompt has {self.p50:,} tokens, and a request at most {most:,} with its answer; state "
+                "shorter lengths, or a larger --max-len if the model allows it."
+            )
         generator = np.random.default_rng(seed)
         if self.stated:
             pairs = np.array(self.stated, dtype=np.int64)[np.arange(count) % len(self.stated)]

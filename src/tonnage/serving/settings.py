@@ -245,10 +245,12 @@ def _check_ranks(settings: ServeSettings, cluster: Cluster) -> None:
     if needed > cluster.gpus:
         product = f"tp {settings.tp} x pp {settings.pp} x dp {settings.dp}"
         raise UsageError(f"{product} needs {needed} GPUs, and there are {cluster.gpus}; name more with --gpu.")
-    if settings.ep not in (1, settings.tp * settings.dp):
+    ranks = settings.tp * settings.dp
+    if settings.ep not in (1, ranks):
+        possible = "ep 1, or more ranks" if ranks == 1 else f"ep 1 or {ranks}"
         raise UsageError(
-            f"ep is {settings.ep}; engines divide whole experts among all tp x dp = {settings.tp * settings.dp} "
-            f"ranks or among none: give ep 1 or {settings.tp * settings.dp}."
+            f"ep is {settings.ep}; engines divide whole experts among all tp x dp = {ranks} ranks or among none: "
+            f"give {possible}."
         )
 
 
