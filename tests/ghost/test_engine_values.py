@@ -12,6 +12,7 @@ from tonnage.ghost.environment import PATH
 sys.path.extend(PATH.split(":"))
 from tonnage_inside.values import jit, serving
 from tonnage_recorder.engines import read_words
+from tonnage_recorder.outcome import describe
 
 GIB = 1 << 30
 
@@ -48,6 +49,29 @@ GIB = 1 << 30
 )
 def test_facts_are_read_from_the_engines_own_words(line, facts):
     assert read_words(line) == facts
+
+
+class ValidationError(ValueError):
+    """An error such as pydantic's."""
+
+    def errors(self):
+        return self.args[0]
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ([{"loc": (), "msg": "Value error, max_model_len (9)\n is too long."}], "max_model_len (9) is too long."),
+        (
+            [{"loc": ("a", 1), "msg": "Input should be less than 1"}, {"msg": "b"}],
+            "a.1: Input should be less than 1; b",
+        ),
+        ([], "ValidationError"),
+    ],
+    ids=str,
+)
+def test_a_refused_argument_is_told_without_all_the_others(found, told):
+    assert describe(ValidationError(found))["message"] == told
 
 
 class Policy:

@@ -4,7 +4,7 @@ import functools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any
@@ -53,10 +53,19 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 def _message(error: BaseException) -> str:
     """Return an error's message in one line, without the stack of another process that it may hold."""
+    listed = getattr(error, "errors", None)
+    if type(error).__name__ == "ValidationError" and callable(listed):  # pydantic's, whose text shows all arguments
+        return "; ".join(map(_invalid, listed())) or type(error).__name__
     lines = str(error).strip().splitlines()
     if any(line.startswith(("Original Traceback", "Traceback (most recent call last)")) for line in lines):
         lines = [lines[0], lines[-1]]
     return " ".join(" ".join(lines).split()) or type(error).__name__
+
+
+def _invalid(found: Mapping[str, Any]) -> str:
+    """Return what pydantic found wrong, after the name of the field if it is one's."""
+    told = " ".join(str(found.get("msg", "")).removeprefix("Value error, ").split())
+    return ": ".join(filter(None, (".".join(map(str, found.get("loc", ()))), told)))
 
 
 def ran_out(error: BaseException) -> bool:
