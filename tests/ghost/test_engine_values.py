@@ -125,3 +125,23 @@ def test_each_complete_prompt_gets_one_token_that_ends_nothing():
     assert rejected.tolist() == [1, 0, 0]
     assert set(output.sampled_token_ids.flatten().tolist()) == {1}
     assert policy.used == ["sampled"]
+
+
+@pytest.mark.parametrize("completes", ["resolve_once", "__post_init__"])
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_sglang_reads_no_weights_and_needs_no_tokenizer(tmp_path, completes, has_tokenizer):
+    if has_tokenizer:
+        (tmp_path / "tokenizer.json").write_text("{}")
+
+    class ServerArgs:
+        def __init__(self):
+            self.model_path, self.tokenizer_path = str(tmp_path), None
+            self.load_format, self.skip_tokenizer_init = "auto", False
+            getattr(self, completes)()
+
+    seen = []
+    setattr(ServerArgs, completes, lambda arguments: seen.append(arguments.load_format))
+    policy = Policy()
+    serving.patch_server_arguments(policy, SimpleNamespace(ServerArgs=ServerArgs))
+    assert ServerArgs().skip_tokenizer_init is not has_tokenizer
+    assert (seen, policy.used) == (["dummy"], ["weights", *([] if has_tokenizer else ["tokenizer"])])

@@ -43,7 +43,7 @@ _PARTS = (
     ("vllm.engine.arg_utils", "EngineArgs", ("create_engine_config",)),
     ("vllm.v1.worker.gpu_worker", "Worker", ("init_device", "load_model", "determine_available_memory")),
     ("vllm.v1.worker.gpu_worker", "Worker", ("initialize_from_config", "compile_or_warm_up_model")),
-    ("sglang.srt.server_args", "ServerArgs", ("__post_init__",)),
+    ("sglang.srt.server_args", "ServerArgs", ("__post_init__", "resolve_once")),
 )
 """Methods in other processes, or before that constructor, whose errors are why an engine does not start."""
 

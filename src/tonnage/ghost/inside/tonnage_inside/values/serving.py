@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .policy import Policy
 
 _READ: Final = ("auto", "hf", "safetensors", "pt", "npcache", "fastsafetensors", "instanttensor", "runai_streamer")
-"""vLLM's load formats that only read a checkpoint's tensors."""
+"""Load formats that only read a checkpoint's tensors."""
 
 _TOKENIZERS: Final = ("tokenizer", "vocab", "merges", "tekken", "spiece", "sentencepiece")
 """Beginnings of the names of a tokenizer's files."""
@@ -44,16 +44,35 @@ def patch_arguments(policy: Policy, module: ModuleType) -> None:
     def create_engine_config(arguments: Any, *args: Any, **kwargs: Any) -> Any:
         for name, value in wanted.items():
             setattr(arguments, name, value)
-        if str(getattr(arguments, "load_format", "")) in _READ:
-            arguments.load_format = "dummy"
-            policy.use("weights")
-        folder = arguments.tokenizer or arguments.model
-        if not arguments.skip_tokenizer_init and os.path.isdir(folder) and not _has_tokenizer(folder):
-            arguments.skip_tokenizer_init = True
-            policy.use("tokenizer")
+        _read_nothing(policy, arguments, arguments.tokenizer or arguments.model)
         return create(arguments, *args, **kwargs)
 
     module.EngineArgs.create_engine_config = create_engine_config
+
+
+def patch_server_arguments(policy: Policy, module: ModuleType) -> None:
+    """Patch `sglang.srt.server_args` likewise, before the arguments are completed."""
+    kind = module.ServerArgs
+    name = next(name for name in ("resolve_once", "__post_init__") if hasattr(kind, name))
+    complete = getattr(kind, name)
+
+    @functools.wraps(complete)
+    def completed(arguments: Any) -> Any:
+        if not getattr(arguments, "_resolution_finished", False):
+            _read_nothing(policy, arguments, arguments.tokenizer_path or arguments.model_path)
+        return complete(arguments)
+
+    setattr(kind, name, completed)
+
+
+def _read_nothing(policy: Policy, arguments: Any, folder: str) -> None:
+    """Have an engine make weights up, and serve a folder without a tokenizer without one."""
+    if str(getattr(arguments, "load_format", "")) in _READ:
+        arguments.load_format = "dummy"
+        policy.use("weights")
+    if not arguments.skip_tokenizer_init and os.path.isdir(folder) and not _has_tokenizer(folder):
+        arguments.skip_tokenizer_init = True
+        policy.use("tokenizer")
 
 
 def _has_tokenizer(folder: str) -> bool:
