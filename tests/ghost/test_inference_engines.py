@@ -60,6 +60,7 @@ def test_a_server_ends_the_run_when_it_is_ready(dry_run: Any, folder: str) -> No
         "max_len": 1024,
         "low_tokens": estimate.serving["low_tokens"],
         "high_tokens": estimate.serving["high_tokens"],
+        **dict.fromkeys(("compile_cache", "compile_seconds", "compile_peak_bytes", "compiled_here")),
     }
     assert 32 * MIB <= estimate.serving["activation_bytes"] < 64 * MIB
     assert estimate.peak.by_category["kv_cache"] == core["blocks"] * 16 * MIB

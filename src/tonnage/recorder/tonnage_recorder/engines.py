@@ -238,10 +238,11 @@ class Engines:
         @contextmanager
         def profile(*args: Any, **kwargs: Any) -> Iterator[Any]:
             with profiling(*args, **kwargs) as result:
+                before_bytes = int(self._watch.torch.cuda.max_memory_allocated())
                 yield result
                 self._grow(result.before_create)
             self.note(activation_bytes=int(result.torch_peak_increase))
-            self._note_compiling(int(result.before_profile.torch_peak))
+            self._note_compiling(before_bytes)
 
         @functools.wraps(load)
         def load_model(worker: Any, *args: Any, **kwargs: Any) -> Any:
