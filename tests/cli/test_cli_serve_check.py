@@ -12,7 +12,7 @@ MEASURED = {
     **{"weights_bytes": 12, "footprint_bytes": 12, "allocated_bytes": 512, "kv_cache_bytes": 2 * 2 * 128 * 15},
     **{"peak_allocated_bytes": 1024, "peak_reserved_bytes": 2048},
 }
-CONFIG = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
+CONFIG = {"model_type": "llama", "hidden_size": 1, "num_hidden_layers": 1, "num_attention_heads": 1}
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def folder(tmp_path):
 
     header = json.dumps({"model.norm.weight": {"dtype": "BF16", "shape": [6], "data_offsets": [0, 12]}}).encode()
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(12))
-    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "intermediate_size": 8, "vocab_size": 8}))
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "intermediate_size": 1, "vocab_size": 8}))
     return tmp_path
 
 

@@ -18,7 +18,7 @@ from tonnage.planner.pricing import price_candidate
 from tonnage.planner.probe import need_of
 from tonnage.planner.reasons import explain_choice
 from tonnage.planner.refusals import SAME_FAILURES, find_broken_option
-from tonnage.planner.search import ROOM, Search
+from tonnage.planner.search import Search
 from tonnage.planner.search_space import LOSSES
 from tonnage.planner.solution import Candidate
 from tonnage.planner.solve import search
@@ -71,10 +71,11 @@ def test_alternatives_differ_and_are_slower():
     found = Search(asked, runner, lambda text: None)
     found.run(4)
     assert len(found.found) == 4
-    full = [fit for fit in found.found if fit.estimate.peak.process_bytes > (1 - ROOM) * asked.budget_bytes]
-    assert len(full) >= 3  # the other one is there for its room
-    for (one, _), (other, _) in itertools.combinations(full, 2):
-        assert difference(one.candidate, other.candidate) >= DIFFERENT
+    plans = [fit.priced.candidate for fit in found.found]
+    assert any(  # one of them may be there for its room
+        all(difference(*pair) >= DIFFERENT for pair in itertools.combinations(three, 2))
+        for three in itertools.combinations(plans, 3)
+    )
     times = [one.seconds_per_token for one, _ in found.found]
     assert times == sorted(times)
     assert len(runner.whole_runs) == len({repr(one) for one in runner.whole_runs}) <= 10
@@ -185,7 +186,7 @@ def test_need_without_a_technique_is_relative_to_the_whole_run():
 @pytest.mark.parametrize(("layers", "itself"), [(4, False), (16, True)])
 def test_plan_itself_is_probed_only_if_few_layers_are(layers, itself):
     """A shallow network is probed whole, and what the plan needs is known."""
-    asked = question("llama-3.2-1b", gpu="t4")
+    asked = question("llama-3.2-1b", gpu="t4", without=("checkpointing=every-4", "checkpointing=every-2"))
     asked = replace(asked, job=with_layers(asked.job, layers))
     best = search(asked, FormulaRunner(), top=1).plans[0]
     probed = []

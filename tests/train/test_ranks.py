@@ -142,7 +142,7 @@ def test_ranks_equal_one_process(world: int, name: str) -> None:
 
 
 def test_copies_without_exchange_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match="2 ranks would train copies"):
         tonnage.apply(Plan(precision="fp32"), network(), RATE, job=Job())

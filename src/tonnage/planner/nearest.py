@@ -20,7 +20,7 @@ from tonnage.planner.pricing import Bounded, bound_candidate, usual_extra_bytes
 from tonnage.planner.probe import Need
 from tonnage.planner.question import Question
 from tonnage.planner.search import Search
-from tonnage.planner.search_space import ORDER
+from tonnage.planner.search_space import INTERVALS, ORDER
 from tonnage.planner.solution import Candidate, Nearest, Remedy
 from tonnage.planner.trial_runner import TrialRunner
 from tonnage.plans import HEADROOM
@@ -95,6 +95,8 @@ def list_smallest(question: Question, count: int = SMALLEST) -> list[Candidate]:
     smallest: dict[KeepingWay, Candidate] = {}
     for _, candidate in sorted(keyed, key=lambda pair: pair[0]):
         way = keeping_way(candidate)
+        if question.is_open("checkpointing") and candidate.plan.checkpointing in INTERVALS:
+            continue  # layers run again as they do if all of them do, and the others keep more
         if way in smallest or find_refusal(candidate, question.cluster) is not None:
             continue
         smallest[way] = candidate

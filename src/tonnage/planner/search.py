@@ -242,8 +242,8 @@ class Search:
         ]
 
     def _run_whole(self) -> list[Fitting]:
-        """Return those of the pending candidates that fit when they are run whole."""
-        pending, self.pending = self.pending, []
+        """Return those of the pending candidates that fit when run whole; what failed since may rule some out."""
+        pending, self.pending = list(filter(self.pool.is_possible, self.pending)), []
         self.pool.reconsider_deferred()
         capacity, cluster = self.pool.capacity_bytes, self.question.cluster
         answers = self.runner.run_whole([priced.candidate for priced in pending], cluster, capacity)
