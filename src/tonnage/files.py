@@ -52,6 +52,14 @@ def _delete_on_error(draft: Path) -> Iterator[None]:
         raise
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, if they do not exist.  Raises UnwritableFile."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnwritableFile(f"The folder {folder} cannot be created ({error.strerror or error}).") from error
+
+
 def read_text(path: Path, most_bytes: int) -> str:
     """Return the UTF-8 text of a file or a pipe.
 

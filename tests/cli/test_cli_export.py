@@ -167,6 +167,7 @@ def test_nothing_is_written_on_a_full_disk(tonnage: Any, plan: str, monkeypatch:
     ("arguments", "message", "code"),
     [
         (("nothing.toml", "--to", "hf-trainer"), "nothing.toml", 3),
+        (("nothing.toml", "--to", "vllm"), "nothing.toml", 3),
         (("plan.toml", "--to", "jax"), "Unknown target 'jax'; possible: hf-trainer", 2),
         (("plan.toml",), "--to", 2),
         (("plan.toml", "--to", "hf-trainer", "--out", "plan.toml"), "plan.toml is a file", 2),

@@ -127,6 +127,8 @@ def test_a_plan_is_shown_saved_and_exported(tonnage, tmp_path):
     exported = tonnage("export", str(file), "--to", "vllm", "--out", str(tmp_path / "out"))
     assert exported.code == 0
     assert f"exec {command}" in (tmp_path / "out" / "serve.sh").read_text()
+    unwritable = tonnage("export", str(file), "--to", "vllm", "--out", str(file / "out"))
+    assert (unwritable.code, "cannot be created" in unwritable.err) == (3, True)
     again = tonnage("export", str(file), "--to", "vllm", "--out", str(tmp_path / "out"))
     assert (again.code, is_one_line(again.err)) == (2, True)
 

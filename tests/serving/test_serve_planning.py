@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from tonnage.catalog.devices import parse_cluster
+from tonnage.catalog.models import find_model
 from tonnage.errors import UnreadableFile, UsageError
 from tonnage.serving import plan_file
 from tonnage.serving.exports import TARGETS, engine_command, export_serving
@@ -115,6 +116,29 @@ def test_exports_hold_every_setting(target):
             command = container["args"]
             assert container["resources"]["limits"]["nvidia.com/gpu"] == 4
         assert ["vllm", "serve", *command] == shlex.split(engine_command("vllm", best.estimate))
+
+
+@pytest.mark.parametrize("target", ["compose", "kubernetes"])
+def test_a_container_sees_the_models_folder(target, tmp_path, monkeypatch):
+    yaml = pytest.importorskip("yaml")
+    folder = tmp_path / "my $model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(find_model("llama-3.2-1b").config()))
+    monkeypatch.chdir(tmp_path)
+    asked = ask("./my $model", "l4", 1)
+    content = export_serving(target, plan_serving(asked).plans[0].estimate).files[0][1]
+    first = next(iter(yaml.safe_load_all(content)))
+    if target == "compose":
+        engine = first["services"]["engine"]
+        spelled = str(folder).replace("$", "$$")
+        assert engine["command"][0] == spelled
+        assert f"{spelled}:{spelled}:ro" in engine["volumes"]
+        assert "reservations" in engine["deploy"]["resources"]
+        return
+    pod = first["spec"]["template"]["spec"]
+    assert pod["containers"][0]["args"][0] == str(folder)
+    assert {"name": "model", "mountPath": str(folder), "readOnly": True} in pod["containers"][0]["volumeMounts"]
+    assert {"name": "model", "hostPath": {"path": str(folder)}} in pod["volumes"]
 
 
 def test_an_unknown_target_is_refused():

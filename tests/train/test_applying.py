@@ -1,5 +1,6 @@
 """`tonnage.apply`: what it changes, what it refuses, and that nothing of it is left after `unapply`."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -121,6 +122,9 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(type(trainable.model), "save_pretrained", fail)
     with pytest.raises(TonnageError, match="cannot be written: No space left on device"):
         trainable.save_pretrained(tmp_path)
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(TonnageError, match="file is a file; name a folder"):
+        trainable.save_pretrained(tmp_path / "file")
 
 
 def test_adapters_are_saved_as_peft_saves_them(tmp_path: Path) -> None:
@@ -240,7 +244,7 @@ def test_any_module_that_returns_a_loss_is_trained() -> None:
 
 
 PLAN_FILE = """schema_version = 1
-model = "gpt2"
+model = "elsewhere"
 gpu = "{gpu}"
 [job]
 seq_len = 64
@@ -261,6 +265,24 @@ def test_a_plan_file(tmp_path: Path) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with pytest.raises(UsageError, match=r"for 2 GPUs, and the process group has 1 rank"):
         tonnage.apply(path, network(), RATE)
+
+
+def test_a_plan_for_another_network_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    config = network().config.to_dict()
+    (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_size": 2 * config["hidden_size"]}))
+    text = PLAN_FILE.format(gpu="cpu")
+    model = next(line for line in text.splitlines() if line.startswith("model"))
+    path.write_text(text.replace(model, f'model = "{tmp_path / "config.json"}"'))
+    with pytest.raises(UsageError, match=r"the model is another: hidden_size is \d+ and not \d+"):
+        tonnage.apply(path, network(), RATE)
+
+
+def test_a_prediction_stands_beside_what_is_measured() -> None:
+    predicted = tonnage.apply(Plan(precision="fp32"), network(), RATE).predicted()
+    assert (predicted.allocated_bytes or 0) > 0
+    with pytest.raises(UsageError, match="Plain has no configuration"):
+        tonnage.apply(Plan(precision="fp32"), Plain(), RATE).predicted()
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

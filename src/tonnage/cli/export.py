@@ -73,8 +73,8 @@ def export(
         from tonnage.cli.serve import export_serve
 
         return export_serve(plan, to, out, force=force, json=json, offline=offline)
+    file = plan_file.read(plan)  # before the target: a file that is missing may be a serving plan
     target = targets.find_target(to)
-    file = plan_file.read(plan)
     cluster = parse_cluster(
         file.gpu, gpu_memory_bytes=file.gpu_memory_bytes, host_memory_bytes=file.host_memory_bytes
     )
@@ -123,13 +123,10 @@ def _check_folder(folder: Path, files: "tuple[File, ...]", force: bool) -> None:
 
 def _write_files(folder: Path, files: "tuple[File, ...]") -> None:
     """Write all files or none: they are moved into place after the last one has been written."""
-    from tonnage.files import open_replacing
+    from tonnage.files import make_folder, open_replacing
 
     is_new = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UnwritableFile(f"The folder {folder} cannot be created ({error.strerror or error}).") from error
+    make_folder(folder)
     try:
         with ExitStack() as stack:
             for item in files:

@@ -87,7 +87,7 @@ def export_serve(plan: Path, to: str, out: Path | None, *, force: bool, json: bo
     """Write what starts a saved serving plan, and return the exit code: 1 where it does not start."""
     from tonnage.catalog.devices import parse_cluster
     from tonnage.cli import answer
-    from tonnage.files import write_text
+    from tonnage.files import make_folder, write_text
     from tonnage.serving import plan_file
     from tonnage.serving.asking import read_served
     from tonnage.serving.closed_form import estimate_serving
@@ -110,7 +110,7 @@ def export_serve(plan: Path, to: str, out: Path | None, *, force: bool, json: bo
         raise UsageError(f"{folder} is a file; name a folder with --out.")
     if existing and not force:
         raise UsageError(f"{folder} has {', '.join(existing)} already; name another with --out, or add --force.")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for name, content in exported.files:
         write_text(folder / name, content)
     names = [name for name, _ in exported.files]

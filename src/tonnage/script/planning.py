@@ -292,7 +292,7 @@ def _try_plans(
 
 def make_question(asked: Asked, now: Understood, facts: Facts) -> Question:
     """Return the question to the search; options that the script has no setting for stay as they are."""
-    keep, launched = now.openly(asked.stated), launchers.is_launched(asked.command)
+    keep = now.openly(asked.stated)
     if now.plan.precision == "fp32" and "precision" in asked.without:
         keep = replace(keep, precision="fp32")
     if facts.is_launchers:
@@ -301,7 +301,7 @@ def make_question(asked: Asked, now: Understood, facts: Facts) -> Question:
         facts.is_launchers and not facts.is_loop and now.plan.shard in SHARDING
     ):  # FSDP's settings decide checkpointing, too
         keep = replace(keep, checkpointing=now.plan.checkpointing)
-    needs_launcher = () if launched or asked.cluster.gpus > 1 else ("param-offload",)  # FSDP on one GPU
+    needs_launcher = () if can_shard(asked) else ("param-offload",)
     has_batch_flags = all(find_flag(name, facts.options) for name in BATCH)
     kept = () if "attention" in asked.without else ("attention",)  # the script chooses it when it makes its network
     return Question(
@@ -315,6 +315,11 @@ def make_question(asked: Asked, now: Understood, facts: Facts) -> Question:
         allow=asked.allow,
         headroom=asked.headroom,
     )
+
+
+def can_shard(asked: Asked) -> bool:
+    """Return True if the command makes a process group, without which FSDP moves no parameters to the host."""
+    return launchers.is_launched(asked.command) or asked.cluster.gpus > 1
 
 
 def _sort_by_effect(changes: tuple[Change, ...], before: Estimate, asked: Asked) -> tuple[Change, ...]:

@@ -27,7 +27,7 @@ from tonnage.planner.trial_runner import TrialRunner
 from tonnage.script import dry_run, engine_advice
 from tonnage.script.facts import Facts, NotUnderstood, Understood, understood
 from tonnage.script.ladder import list_rungs
-from tonnage.script.planning import Asked, Tried, has_no_setting, try_changes
+from tonnage.script.planning import Asked, Tried, can_shard, has_no_setting, try_changes
 from tonnage.script.setting_changes import Change, list_setting_changes
 from tonnage.shallow.depths import roomy
 
@@ -147,7 +147,7 @@ def _list_fitting(
     progress("trying what would make it fit")
     try:
         with TrialRunner(progress, WORKERS, asked.torch_version) as runner:
-            accepts = partial(_is_settable, case=case, facts=facts)
+            accepts = partial(_is_settable, case=case, facts=facts, sharding=can_shard(asked))
             trials = Trials(case, whole.peak, runner, host=whole.host, accepts=accepts)
             trials.run()
             found = [one for one in trials.best() if one.fits and one.change.cluster is None]
@@ -159,10 +159,12 @@ def _list_fitting(
         yield list_setting_changes(present, best, facts, asked.command)
 
 
-def _is_settable(change: Options, case: Case, facts: Facts) -> bool:
-    """Return True if the script has settings for a change."""
+def _is_settable(change: Options, case: Case, facts: Facts, *, sharding: bool) -> bool:
+    """Return True if the script has settings for a change; `sharding`: it has a process group."""
     changed = apply(change, case)
     if changed is None or change.cluster is not None or {"method", "seq_len"} & change.options.keys():
+        return False
+    if changed.plan.param_offload != case.plan.param_offload and not sharding:
         return False
     return not any(
         has_no_setting(name, value, changed.job, changed.plan, facts, case.cluster)

@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from tonnage.catalog.models import find_model
@@ -179,8 +180,23 @@ def _gpus(estimate: ServingEstimate) -> int:
     return stated.tp * stated.pp * stated.dp
 
 
+def _local(estimate: ServingEstimate) -> str | None:
+    """Return the path of a model's folder, which a container has at the same place; None for a repository."""
+    path = Path(estimate.network.model).expanduser()
+    return str(path.resolve()) if path.is_dir() else None
+
+
+def _arguments(estimate: ServingEstimate) -> list[str]:
+    """Return what follows `vllm serve` in a container."""
+    _, _, model, *flags = vllm_words(estimate)
+    return [_local(estimate) or model, *flags]
+
+
 def _compose(estimate: ServingEstimate) -> str:
-    words = json.dumps(vllm_words(estimate)[2:])  # the image's entry point is `vllm serve`
+    local = _local(estimate)
+    words, folder = (  # compose puts a variable in place of a single $
+        json.dumps(text).replace("$", "$$") for text in (_arguments(estimate), f"{local}:{local}:ro")
+    )
     return (
         "services:\n"
         "  engine:\n"
@@ -192,7 +208,8 @@ def _compose(estimate: ServingEstimate) -> str:
         '      HF_TOKEN: "${HF_TOKEN:-}"\n'
         "    volumes:\n"
         '      - "${HF_HOME:-~/.cache/huggingface}:/root/.cache/huggingface"\n'
-        "    deploy:\n"
+        + ("" if local is None else f"      - {folder}\n")
+        + "    deploy:\n"
         "      resources:\n"
         "        reservations:\n"
         "          devices:\n"
@@ -201,8 +218,11 @@ def _compose(estimate: ServingEstimate) -> str:
 
 
 def _kubernetes(estimate: ServingEstimate) -> str:
-    words = vllm_words(estimate)
-    arguments = "".join(f"            - {json.dumps(word)}\n" for word in words[2:])
+    arguments = "".join(f"            - {json.dumps(word)}\n" for word in _arguments(estimate))
+    path = None if (local := _local(estimate)) is None else json.dumps(local)
+    mount = "" if path is None else f", {{name: model, mountPath: {path}, readOnly: true}}"
+    volume = "" if path is None else f", {{name: model, hostPath: {{path: {path}}}}}"
+    token = "{name: HF_TOKEN, valueFrom: {secretKeyRef: {name: hf-token, key: token, optional: true}}}"
     return (
         "apiVersion: apps/v1\n"
         "kind: Deployment\n"
@@ -222,8 +242,9 @@ def _kubernetes(estimate: ServingEstimate) -> str:
         f"          ports: [{{containerPort: {PORT}}}]\n"
         f"          resources: {{limits: {{nvidia.com/gpu: {_gpus(estimate)}}}}}\n"
         f"          readinessProbe: {{httpGet: {{path: /health, port: {PORT}}}, periodSeconds: 10}}\n"
-        "          volumeMounts: [{name: shm, mountPath: /dev/shm}]\n"
-        "      volumes: [{name: shm, emptyDir: {medium: Memory}}]\n"
+        f"          env: [{token}]\n"
+        f"          volumeMounts: [{{name: shm, mountPath: /dev/shm}}{mount}]\n"
+        f"      volumes: [{{name: shm, emptyDir: {{medium: Memory}}}}{volume}]\n"
         "---\n"
         "apiVersion: v1\n"
         "kind: Service\n"

@@ -49,11 +49,14 @@ def apply(
     """
     if plan == AUTO:
         plan = _choose_plan(network, job or Job())
+    planned = None if isinstance(plan, Plan) else plan_file.read(Path(plan)).model
     plan, job, cluster = read_plan(plan, job)
     if isinstance(network, str | Path):
         network = networks.load(network, job, plan)
     checks.check_network(network)
     job = replace(job, model=reference(network))
+    if planned is not None:
+        networks.check_model(planned, job.model.config)
     if qlora.formats(network):
         job = job.with_method("qlora")
     elif checks.adapted(network) is not None and job.method == "full":
@@ -93,7 +96,7 @@ def apply(
         raise
     given.release()
     ready.model.train()
-    return Trainable(ready, given, snapshot)
+    return Trainable(ready, given, snapshot, cluster)
 
 
 def _choose_plan(network: nn.Module | str | Path, job: Job) -> Plan:

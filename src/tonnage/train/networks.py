@@ -89,17 +89,17 @@ def load(folder: str | Path, job: Job, plan: Plan) -> Any:
     return build(source, job, plan, seed=torch.initial_seed())
 
 
-def check_model(planned: str, source: Source) -> None:
-    """Raise UsageError if the plan is known to be for a network of another shape."""
+def check_model(planned: str, config: Mapping[str, Any]) -> None:
+    """Raise UsageError if the plan is known to be for a network of another shape than this configuration's."""
     try:
-        config = text_part(resolve(planned, offline=True).config)
+        wanted = text_part(resolve(planned, offline=True).config)
     except TonnageError:
         return  # the plan's model is elsewhere; the plan is taken at its word
-    given = text_part(source.config)
+    given = text_part(config)
     others = [
-        f"{name} is {given[name]} and not {config[name]}"
+        f"{name} is {given[name]} and not {wanted[name]}"
         for name in _SHAPE
-        if name in config and name in given and config[name] != given[name]
+        if name in wanted and name in given and wanted[name] != given[name]
     ]
     if others:
         raise UsageError(

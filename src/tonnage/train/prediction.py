@@ -8,7 +8,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tonnage.errors import UsageError
+
+if TYPE_CHECKING:
+    from tonnage.case import Case
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +44,17 @@ def read_estimate(document: Mapping[str, Any]) -> Predicted:
         step_seconds=document["time"]["step_seconds"],
         mfu=document["time"]["mfu"],
     )
+
+
+def predict(case: Case) -> Predicted:
+    """Return the numbers of an estimate.  Raises UsageError for a network that code makes, and CannotEstimate."""
+    from tonnage.estimates import predict as estimates
+
+    if case.job.model.kind == "factory":
+        raise UsageError(
+            f"{case.job.model.name} has no configuration; tonnage.estimate takes a function that makes the network."
+        )
+    return read_estimate(estimates.answer(case).estimate.to_json())
 
 
 class Estimation:

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from transformers.utils import logging
 
 from tonnage.errors import OutOfDeviceMemory, TrialFailed, UnreadableFile, UnwritableFile, UsageError
+from tonnage.files import make_folder
 from tonnage.train import applying, checkpoints, checks, fragmentation, networks, packing, run_file, schedules
 from tonnage.train import setup as setups
 from tonnage.train.guard import Guard
@@ -149,10 +150,7 @@ def _begin_folder(setup: Setup, progress: Progress) -> None:
             progress.remark(remark)
         checkpoints.remove_partial(out / CHECKPOINTS)
         return
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UnwritableFile(f"The folder {out} cannot be created ({error.strerror or error}).") from error
+    make_folder(out)
     run_file.write(setup, out)
 
 

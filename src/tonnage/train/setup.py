@@ -99,7 +99,7 @@ def prepare(settings: Settings, ranks: int) -> Setup:
     replicas = make_mesh(plan, ranks, cluster.gpus_per_node).data_parallel
     job = job.on_ranks(replicas)
     source = networks.find(settings.model)
-    networks.check_model(plan_file.read(settings.plan).model, source)
+    networks.check_model(plan_file.read(settings.plan).model, source.config)
     if source.folder is None and job.method != "full":
         raise UsageError(
             f"method {job.method} adds adapters to given weights, and {settings.model} has none; give a folder with "

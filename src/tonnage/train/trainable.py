@@ -15,13 +15,16 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 
+from tonnage.case import Case
 from tonnage.errors import UnwritableFile, UsageError
 from tonnage.step import events, stages
 from tonnage.step import model as models
 from tonnage.step.given import gather
 from tonnage.train import checkpoints, checks, effects, labels
+from tonnage.train.prediction import Predicted, predict
 
 if TYPE_CHECKING:
+    from tonnage.cluster import Cluster
     from tonnage.step.given import GivenNetwork
     from tonnage.step.model import Batch
     from tonnage.step.step import ReadyStep
@@ -92,9 +95,9 @@ class Trainable:
     _effects: ClassVar[Any] = effects
     """Module that looks for what took effect."""
 
-    def __init__(self, ready: ReadyStep, given: GivenNetwork, snapshot: Snapshot) -> None:
+    def __init__(self, ready: ReadyStep, given: GivenNetwork, snapshot: Snapshot, cluster: Cluster) -> None:
         self._ready: ReadyStep | None = ready
-        self._given, self._snapshot = given, snapshot
+        self._given, self._snapshot, self._cluster = given, snapshot, cluster
         checks.UNDER_A_PLAN.add(given.network)
         self._shifts = labels.shifts_labels(given.network)
 
@@ -258,11 +261,21 @@ class Trainable:
         extra: dict[str, Any] = self._checkpoints.resume(self.ready, Path(folder))
         return extra
 
+    def predicted(self) -> Predicted:
+        """Return what the plan is predicted to take on its devices, by an estimate of a few seconds.
+
+        Raises UsageError for a network without a configuration, and CannotEstimate.
+        """
+        step = self.ready.step
+        return predict(Case(step.job, step.plan, self._cluster))
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Save the network in a folder from which `from_pretrained` loads it; adapters as PEFT saves them.
 
         All ranks must call it; the first one writes.  The configuration is saved as it was before the plan.
         """
+        if Path(folder).is_file():
+            raise UnwritableFile(f"{folder} is a file; name a folder.")
         network = self._network_to_save()
         state = {name: whole.cpu() for name, whole in self._whole_state(network) if self._is_first}
         failure = ""

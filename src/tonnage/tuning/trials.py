@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.cluster import CPU
-from tonnage.errors import UnreadableFile, UnwritableFile, UsageError
-from tonnage.files import read_text
+from tonnage.errors import UnreadableFile, UsageError
+from tonnage.files import make_folder, read_text
 from tonnage.techniques import environment
 from tonnage.tuning.outcome import Outcome, worst
 
@@ -186,10 +186,7 @@ def _check_folder(folder: Path) -> None:
     """Make the folder, or check that only earlier trials are in it.  Raises UsageError and UnwritableFile."""
     if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORDS).is_file():
         raise UsageError(f"--out {folder} is in use, and not by trials; name another folder.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UnwritableFile(f"The folder {folder} cannot be created ({error.strerror or error}).") from error
+    make_folder(folder)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -132,7 +132,7 @@ def apply(
                 _divide(network, dtype(plan.compute_dtype), config, world.device)
             ready = engine_step.make(step, network, config)
         ready.model.train()
-        return EngineTrainable(ready, given, snapshot, resources=resources.pop_all(), before=before)
+        return EngineTrainable(ready, given, snapshot, cluster, resources=resources.pop_all(), before=before)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from tonnage.train.deepspeed import checkpoints, effects
 from tonnage.train.trainable import Trainable
 
 if TYPE_CHECKING:
+    from tonnage.cluster import Cluster
     from tonnage.step.given import GivenNetwork
     from tonnage.train.restoring import Snapshot
     from tonnage.trainers.deepspeed.step import EngineStep
@@ -34,11 +35,12 @@ class EngineTrainable(Trainable):
         ready: EngineStep,
         given: GivenNetwork,
         snapshot: Snapshot,
+        cluster: Cluster,
         *,
         resources: ExitStack,
         before: Mapping[torch.nn.Parameter, set[str]],
     ) -> None:
-        super().__init__(ready, given, snapshot)
+        super().__init__(ready, given, snapshot, cluster)
         self._resources = resources
         """The folder of tensors in files and the process's variables, which end with the plan."""
         self._before = before
