@@ -62,6 +62,9 @@ REQUESTS: Final = 1000
 STEP_SECONDS: Final = 0.025
 """Seconds that a step of an engine is taken to last, where requests arrive at a rate: assumed."""
 
+_SERVING_PART: Final = 0.9
+"""Part of the time limit after which an engine makes no further step for requests: what it did is then reported."""
+
 _LONGEST_REQUEST: Final = 10**7
 """Tokens of a request, prompt and answer together; an engine cuts it to its own maximal length."""
 
@@ -145,7 +148,7 @@ def run(
             prepared = _prepare_environment(torch, cluster, steps, inherit, folder)
             prepared |= {"TONNAGE_COUNTED": "1"} if seconds else {}
             if requests is not None:
-                prepared["TONNAGE_REQUESTS"] = _write_requests(requests, timeout_seconds / 2, folder)
+                prepared["TONNAGE_REQUESTS"] = _write_requests(requests, _SERVING_PART * timeout_seconds, folder)
             started = command
             if rank is not None:
                 started, rank_variables = launchers.make_rank_command(command, python, rank, cluster, prepared)
@@ -233,10 +236,16 @@ def _prepare_environment(
 
 
 def _write_requests(lengths: Lengths, most_seconds: float, folder: Path) -> str:
-    """Write requests of these lengths, for an engine to serve (`tonnage_recorder.load`); return the file."""
+    """Write requests of these lengths, for an engine to serve until so many seconds from now are over; return the
+    file (`tonnage_recorder.load`)."""
     drawn = lengths.draw(REQUESTS, most=_LONGEST_REQUEST)
     columns = {name: getattr(drawn, name).tolist() for name in ("prompts", "outputs", "arrivals")}
-    document = {**columns, "prefix": drawn.prefix, "step_seconds": STEP_SECONDS, "seconds": most_seconds}
+    document = {
+        **columns,
+        "prefix": drawn.prefix,
+        "step_seconds": STEP_SECONDS,
+        "until": time.monotonic() + most_seconds,
+    }
     file = folder / "requests.json"
     file.write_text(json.dumps(document), encoding="utf-8")
     return str(file)

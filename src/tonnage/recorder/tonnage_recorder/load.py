@@ -38,8 +38,8 @@ class Load:
         """Serve the requests, each from its arrival on, until all have their answers or the time is over."""
         core, step_seconds = self._core, self._document["step_seconds"]
         waiting = deque(zip(self._document["arrivals"], self._requests, strict=True))
-        ends, clock = time.monotonic() + self._document["seconds"], 0.0
-        while time.monotonic() < ends:
+        clock = 0.0
+        while time.monotonic() < self._document["until"]:  # all processes of a machine have one such clock
             while waiting and waiting[0][0] <= clock:
                 self._add(core, waiting.popleft()[1])
             if core.scheduler.has_requests():
