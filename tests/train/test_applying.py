@@ -278,6 +278,11 @@ def test_a_plan_for_another_network_is_refused(tmp_path: Path) -> None:
         tonnage.apply(path, network(), RATE)
 
 
+def test_what_is_no_plan_is_refused() -> None:
+    with pytest.raises(UsageError, match="plan is a dict; give a Plan or the path of a plan file"):
+        tonnage.apply({"shard": "ddp"}, network(), RATE)  # type: ignore[arg-type]
+
+
 def test_a_prediction_stands_beside_what_is_measured() -> None:
     predicted = tonnage.apply(Plan(precision="fp32"), network(), RATE).predicted()
     assert (predicted.allocated_bytes or 0) > 0

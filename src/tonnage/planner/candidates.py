@@ -139,10 +139,8 @@ def _with_faster_attention(question: Question, plan: Plan) -> Plan:
     """
     from tonnage.trainers import engine_of
 
-    job, cluster = (
-        replace(question.job, global_batch_tokens=None, micro_batch=_MANY, grad_accum=1),
-        _one_gpu(question.cluster),
-    )
+    job = replace(question.job, global_batch_tokens=None, micro_batch=_MANY, grad_accum=1)
+    cluster = _one_gpu(question.cluster)
     alone = replace(plan, shard="none", tp=1, pp=1, cp=1, ep=1)
     if not question.is_open("attention") or Work.of(job, alone, cluster).attention in ("auto", plan.attention):
         return plan

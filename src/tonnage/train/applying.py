@@ -49,7 +49,7 @@ def apply(
     """
     if plan == AUTO:
         plan = _choose_plan(network, job or Job())
-    planned = None if isinstance(plan, Plan) else plan_file.read(Path(plan)).model
+    planned = plan_file.read(Path(plan)).model if isinstance(plan, str | Path) else None
     plan, job, cluster = read_plan(plan, job)
     if isinstance(network, str | Path):
         network = networks.load(network, job, plan)
