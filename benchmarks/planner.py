@@ -1,6 +1,6 @@
 """How good is the first plan?  Jobs are planned, and every faster setting that `estimate` takes is run beside it.
 
-    python -m benchmarks.planner [--engine NAME] [--jobs N] [--runs N] [--json FILE]
+    python -m benchmarks.planner [--engine NAME] [--jobs FIRST-LAST] [--runs N] [--json FILE]
 
 The grid has the values of every option that leave the mathematics of training as they are, in every combination
 that the engine takes.  All are priced by the time model.  Those that are faster than the first plan and whose lower
@@ -304,18 +304,23 @@ def _list_words(result: Result) -> Iterator[str]:
         yield f"{result.offload_share:.3f}{'' if result.offload_whole else ' at least'} of {result.best_offload}"
 
 
+def _read_numbers(text: str) -> range:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
 def main() -> None:
     """Judge the jobs and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=ENGINES, help="only this engine")
-    parser.add_argument("--jobs", type=int, default=len(JOBS), help="only the first N jobs")
+    parser.add_argument("--jobs", type=_read_numbers, default=range(len(JOBS)), help="numbers of jobs: 7, or 7-12")
     parser.add_argument("--runs", type=int, default=40, help="combinations that are run for a job at most")
     parser.add_argument("--json", type=Path, help="keep the answers, a JSON line each, and ask only what it lacks")
     given = parser.parse_args()
     lines = given.json.read_text().splitlines() if given.json and given.json.exists() else []
     results = [Result(**json.loads(line)) for line in lines]
     known = {(result.engine, result.job) for result in results}
-    for number, engine in itertools.product(range(given.jobs), [given.engine] if given.engine else ENGINES):
+    for number, engine in itertools.product(given.jobs, [given.engine] if given.engine else ENGINES):
         if (engine, number) in known:
             continue
         result = judge(engine, number, given.runs)

@@ -240,7 +240,8 @@ def test_a_process_that_a_script_forks_is_seen(dry_run: Any) -> None:
 
 def test_another_process_on_the_same_card_is_named(dry_run: Any) -> None:
     answer = dry_run("unusual.py", "subprocess", steps=20)
-    assert any("Another process of the command used GPU 0 too" in note for note in completed(answer).notes)
+    (note,) = [note for note in completed(answer).notes if note.startswith("GPU 0 was also used by")]
+    assert note.startswith("GPU 0 was also used by unusual.py: 3 optimizer steps, at most ")
     assert answer.run.traces[0].steps == 3
 
 

@@ -33,6 +33,7 @@ def test_the_worst_of_several_loops_decides(dry_run: Any) -> None:
     assert answer.printed == ({"width": 256}, {"width": 1024})
     loops = [note for note in estimate.notes if note.startswith("Loop ")]
     assert [note.split(" (")[0] for note in loops] == ["Loop 1 of 3", "Loop 2 of 3", "Loop 3 of 3"]
+    assert estimate.notes[-1].startswith("Each loop was ended after 3 optimizer steps")
 
 
 def test_a_second_loop_over_the_same_loader_has_steps_of_its_own(dry_run: Any) -> None:
@@ -68,7 +69,8 @@ def test_a_loop_without_an_end_is_unwound(dry_run: Any, way: str, said: dict[str
 
 def test_a_command_that_fails_after_its_steps_has_an_answer(dry_run: Any) -> None:
     estimate = answered(dry_run("habits/ends.py", "fails-later"))
-    (note,) = estimate.notes
+    unseen, note = estimate.notes
+    assert unseen.startswith("Only the first 3 optimizer steps of the loop at ")
     assert note.startswith("After these steps: The command failed: ValueError: the results have no name")
 
 
@@ -102,7 +104,7 @@ def test_the_second_stage_of_a_shells_script_runs(dry_run: Any) -> None:
     )
     estimate = answered(answer)
     assert answer.printed == ({"count": 3},)
-    assert any("Another process of the command" in note for note in estimate.notes)
+    assert any("GPU 0 was also used by ends.py: " in note for note in estimate.notes)
 
 
 def test_all_steps_are_run_where_that_is_asked_for(dry_run: Any) -> None:
@@ -110,6 +112,7 @@ def test_all_steps_are_run_where_that_is_asked_for(dry_run: Any) -> None:
     answered(answer)
     assert [said.get("count") for said in answer.printed] == [100, 100, 100, None]
     assert answer.run.traces[0].steps == 300
+    assert not answer.run.estimate.notes
 
 
 def test_one_step_alone_is_told(dry_run: Any) -> None:

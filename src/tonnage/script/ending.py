@@ -89,7 +89,7 @@ def judge(
         raise TrialFailed(_explain_no_trace(command, results, ended, timeout_seconds))
     notes = [_note_other_process(trace) for trace in results.others if trace.peaks.get("reserved_bytes")]
     largest = max(results.traces, key=lambda trace: trace.peaks.get("reserved_bytes", 0))
-    notes += further.notes(largest, results.unwound)
+    notes += further.notes(largest, results.unwound, steps)
     if any(trace.outcome.get("kind") == "oom" for trace in results.traces):
         return notes
     for trace in results.traces:
@@ -256,12 +256,13 @@ def _describe_stop(trace: Trace, timeout_seconds: float, steps: int | None) -> s
 
 def _note_other_process(trace: Trace) -> str:
     """Return the note about a process on a GPU for which another process is reported."""
+    process = trace.script.get("name", "Another process of the command")
     ending = " and ran out of memory" if trace.outcome.get("kind") == "oom" else ""
     return (
-        f"Another process of the command used GPU {trace.device.get('card', 0)} too{ending}: at most "
+        f"GPU {trace.device.get('card', 0)} was also used by {process}{ending}: "
+        f"{pluralise(trace.steps, 'optimizer step')}, at most "
         f"{format_size(trace.peaks.get('allocated_bytes', 0))} allocated, "
-        f"{format_size(trace.peaks.get('reserved_bytes', 0))} "
-        "reserved, and a context of its own."
+        f"{format_size(trace.peaks.get('reserved_bytes', 0))} reserved, and a context of its own."
     )
 
 

@@ -55,8 +55,11 @@ def _count_steps(trace: Trace, start: int, end: int) -> int:
     return after - before
 
 
-def notes(trace: Trace, unwound: Sequence[str]) -> list[str]:
-    """Return a note for each loop of a process with several, and one on the loops that had to be unwound."""
+def notes(trace: Trace, unwound: Sequence[str], steps: int | None) -> list[str]:
+    """Return a note for each loop of a process with several, on loops that had to be unwound, and on later steps.
+
+    `steps` is the number of steps that were wanted of each loop, None for all.
+    """
     loops = (trace.script.get("further") or {}).get("loops", [])
     found = [
         f"Loop {number} of {len(loops)} (at {loop['place']}), {pluralise(loop['steps'], 'optimizer step')}: at most "
@@ -68,6 +71,11 @@ def notes(trace: Trace, unwound: Sequence[str]) -> list[str]:
             f"The loop at {', '.join(unwound)} has no end that could be reached after its steps: it was unwound, "
             "and what the program does behind it was not run."
         )
+    elif loops and steps is not None:
+        found.append(f"Each loop was ended after {steps} optimizer steps, or a few more; --steps all runs all.")
+    elif (rows := trace.script.get("loops")) and trace.script.get("complete") and steps is not None and steps > 1:
+        place = rows[0]["place"]
+        found.append(f"Only the first {steps} optimizer steps of the loop at {place} were run; --steps all runs all.")
     return found
 
 

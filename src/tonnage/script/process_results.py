@@ -20,7 +20,10 @@ class ProcessResults:
     traces: tuple[Trace, ...]
     """The trace of each rank, in order."""
     others: tuple[Trace, ...]
-    """Traces of further processes with the rank of one of those: a program may start others that use the GPU."""
+    """Traces of further processes with the rank of one of those: a program may start others that use the GPU.
+
+    Their `script` has the `name` of the process, if it is known.
+    """
     cut_off: tuple[dict[str, Any], ...]
     """Progress of the processes that left no trace: rank, name, steps, peaks, host_bytes."""
     names: Mapping[int, tuple[int, str]]
@@ -47,11 +50,11 @@ def collect_results(folder: Path, ended: int | None = None) -> ProcessResults:
     """
     failed = tuple(json.loads(path.read_text()) for path in _sort_by_age(folder.glob("*.failed")))
     paths = [path for path in sorted(folder.glob("*.trace")) if not path.name.endswith(_REST)]
-    loaded = {path.stem: _load_trace(path, bool(ended)) for path in paths}
+    started = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.progress"))}
+    loaded = {path.stem: _load_trace(path, started.get(path.stem, {}), bool(ended)) for path in paths}
     by_rank: dict[int, list[Trace]] = {}
     for trace in sorted(loaded.values(), key=_sort_key):
         by_rank.setdefault(trace.rank, []).append(trace)
-    started = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.progress"))}
     cut_off = [progress for process, progress in started.items() if process not in loaded]
     return ProcessResults(
         engines=tuple(json.loads(path.read_text()) for path in _sort_by_age(folder.glob(f"*{FACTS}"))),
@@ -73,8 +76,8 @@ _REST: Final = ".rest.trace"
 """Ending of the file with all of a process's trace, if its first one was written when a loop had made its steps."""
 
 
-def _load_trace(path: Path, is_failed: bool) -> Trace:
-    """Return the trace of a process, with the work of the operations of one more step if it was counted.
+def _load_trace(path: Path, progress: Mapping[str, Any], is_failed: bool) -> Trace:
+    """Return the trace of a process, with its name of `progress` and the work of the operations of one more step if it was counted.
 
     If the command has failed (`is_failed`) and this process did nothing after memory ran out, that is why: pools and
     sweeps catch the error and tell it elsewhere.  If the process needed more after its first loop, this is the trace
@@ -82,6 +85,8 @@ def _load_trace(path: Path, is_failed: bool) -> Trace:
     rest's loops and phases with their peaks.
     """
     trace = replace(traces.load(path), worked=operations.load(path.with_suffix(".worked")))
+    if "name" in progress:
+        trace = replace(trace, script={**trace.script, "name": progress["name"]})
     rest_path = path.with_suffix(_REST)
     if not rest_path.exists():
         return trace
