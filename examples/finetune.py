@@ -20,6 +20,7 @@ class Options:
     tokens: int = field(default=2048, metadata={"help": "tokens of a row"})
     rows: int = field(default=1024, metadata={"help": "rows of random tokens"})
     dtype: str = field(default="float32", metadata={"help": "in which weights are loaded"})
+    ulysses: int = field(default=1, metadata={"help": "ranks that share each row, with DeepSpeed's ZeRO-3"})
 
 
 class Rows(Dataset):  # type: ignore[type-arg, misc]
@@ -27,16 +28,28 @@ class Rows(Dataset):  # type: ignore[type-arg, misc]
 
     def __init__(self, options: Options, words: int) -> None:
         self.tokens = torch.randint(0, words, (options.rows, options.tokens))
+        self.places = {"position_ids": torch.arange(options.tokens)} if options.ulysses > 1 else {}
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
+        return {"input_ids": self.tokens[index], "labels": self.tokens[index], **self.places}
+
+
+def share_rows(ranks: int) -> object:
+    """Ulysses: each rank has a part of every row, and the attention of a part of the heads."""
+    from accelerate import ParallelismConfig
+    from accelerate.utils import DeepSpeedSequenceParallelConfig
+
+    handler = DeepSpeedSequenceParallelConfig(sp_seq_length_is_variable=True, sp_attn_implementation="sdpa")
+    return ParallelismConfig(sp_size=ranks, sp_backend="deepspeed", sp_handler=handler)
 
 
 def main() -> None:
     arguments, options = HfArgumentParser((TrainingArguments, Options)).parse_args_into_dataclasses()
+    if options.ulysses > 1:
+        arguments.parallelism_config = share_rows(options.ulysses)
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
     model.config.use_cache = False
     Trainer(model=model, args=arguments, train_dataset=Rows(options, model.config.vocab_size)).train()

@@ -98,6 +98,8 @@ LONG: Final = (
     "tests/ghost/test_inference_engines.py::test_continuous_batching_fills_the_card_as_the_engine_does",
     "tests/ghost/test_inference_engines.py::test_generation_alone_ends_by_itself_and_shows_its_cache[dynamic",
     "tests/ghost/test_loop_ends.py::test_a_loop_without_an_end_is_unwound[catches",
+    "tests/script/test_examples.py::test_fewer_pixels",
+    "tests/script/test_examples.py::test_ulysses",
     "tests/ghost/test_loop_ends.py::test_a_parent_gets_the_results_of_its_children",
     "tests/ghost/test_loop_ends.py::test_a_second_loop_over_the_same_loader_has_steps_of_its_own",
     "tests/ghost/test_memory_techniques.py::test_compiled_layers_keep_less_for_backward_and_the_same_between[full",
