@@ -220,7 +220,7 @@ def test_what_no_option_models_is_unknown_and_can_be_run(option, word):
 
 
 def test_options_for_what_is_not_modelled():
-    for name in ("--ref-model", "--ulysses", "--sp_size", "--max-pixels", "--optim-target-modules"):
+    for name in ("--ref-model", "--ulysses", "--sp_size", "--max-pixels", "--freeze-vit", "--optim-target-modules"):
         way = synonyms.explain_unknown_option(name)
         assert way is not None
         assert "unknown here" in way

@@ -476,6 +476,10 @@ _NOT_MODELLED_OPTIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("ref-model", "reference-model", "precompute-ref-log-probs"), "a reference model"),
     **dict.fromkeys(("ulysses", "ulysses-size", "sp", "sp-size", "ulysses-degree"), "Ulysses sequence parallelism"),
     **dict.fromkeys(("optim-target-modules", "galore-rank"), "GaLore and APOLLO"),
+    **dict.fromkeys(("frames", "num-frames", "fps", "video", "videos"), "videos"),
+    **dict.fromkeys(
+        ("freeze", "freeze-vision-tower", "freeze-vit", "freeze-vision", "freeze-llm"), "parts that are frozen"
+    ),
     "max-pixels": "a limit of pixels (--image-size is an image's size behind the processor, --images their number)",
 }
 """Options of other programs for what tonnage does not model."""
