@@ -1,13 +1,24 @@
 """The memory curve of a run, and its notes."""
 
+from array import array
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.estimate import StepPeak
-from tonnage.estimates.from_traces import CURVE_POINTS, _note_emulated_bf16, _note_lengths, units_of
+from tonnage.estimates.from_traces import (
+    CURVE_POINTS,
+    _note_emulated_bf16,
+    _note_lengths,
+    estimate_from_traces,
+    units_of,
+)
+from tonnage.recorder.tonnage_recorder.record_layout import ACTIONS, EVENT_COLUMNS
+from tonnage.trace.trace import Mark, Trace
+from tonnage.units import MIB
 
 
 def test_steps_alone_are_shown_mark_by_mark() -> None:
@@ -51,3 +62,27 @@ def test_lengths_that_were_cut_are_said() -> None:
     assert said.startswith("Cut at seq-len, 256 tokens: 1 of 2 lengths, up to 512. Steps with the longest sequences")
     [said] = _note_lengths({"lengths": ("64", "256"), "seq_len": 256}, steps)
     assert "Cut" not in said
+
+
+@pytest.mark.parametrize("free_mib", [0, 50, 5000])
+def test_what_comes_on_top_at_last_takes_the_place_of_what_is_cached(free_mib: int) -> None:
+    """A context that the allocator could not see: its cached blocks make room, and no process exceeds its card."""
+    cluster = parse_cluster("t4")
+    capacity = cluster.device.capacity_bytes
+    reserved = (capacity // MIB - free_mib) * MIB
+    allocated = reserved - 1024 * MIB
+    columns = {name: array("q") for name in EVENT_COLUMNS}
+    for action, size in (("segment_alloc", reserved), ("alloc", allocated)):
+        for name, value in zip(EVENT_COLUMNS, (ACTIONS.index(action), 0, size, 0, 0), strict=True):
+            columns[name].append(value)
+    trace = Trace(
+        source="ghost",
+        versions={},
+        device={},
+        marks=(Mark(step=0, phase="forward", module=""),),
+        event_columns=columns,
+    )
+    peak = estimate_from_traces([trace], cluster, model={}, job={}, plan={}).estimate.peak
+    assert peak.process_bytes == min(capacity, reserved + cluster.device.context_bytes)
+    assert sum(peak.by_category.values()) == peak.process_bytes
+    assert (peak.reserved_bytes, peak.allocated_bytes) == (reserved, allocated)

@@ -15,6 +15,7 @@ from tonnage.script.planning import Asked, Tried
 from tonnage.units import GIB
 
 CARD = 15 * GIB
+a_change: Any = object()
 
 
 def run_of(peak_bytes: int, *, fits: bool = True) -> Estimate:
@@ -29,16 +30,16 @@ def try_settings(monkeypatch: pytest.MonkeyPatch) -> Any:
             nothing: Any = {"command": ("python", "train.py"), "environment": {}, "settings": {}, "arguments": {}}
             return Tried(estimate=next(pending), **nothing, in_code=(), not_taken=())
 
-        def list_settings(*_: Any) -> Iterator[tuple[()]]:
-            yield from ((),) * len(runs)
+        def list_attempts(asked: Asked, *_: Any) -> Iterator[tries._Attempt]:
+            yield from (tries._Attempt(asked, (a_change,)),) * len(runs)
 
         pending = iter(runs)
         monkeypatch.setattr(tries, "try_changes", try_changes)
-        monkeypatch.setattr(tries, "_list_settings", list_settings)
+        monkeypatch.setattr(tries, "_list_attempts", list_attempts)
         monkeypatch.setattr(tries.Facts, "of", lambda trace: None)
         asked = Asked(command=["python", "train.py"], cluster=parse_cluster("t4"), stated={})
         whole: Any = Run(estimate=run_of(whole_bytes), traces=(None,))  # type: ignore[arg-type]
-        return list(tries._try_settings(asked, whole, lambda text: None, 60.0))
+        return [one.tried for one in tries._try_settings(asked, whole, lambda text: None, 60.0)]
 
     return try_all
 
@@ -56,3 +57,26 @@ def test_the_first_run_that_fits_is_the_last(try_settings: Any) -> None:
 
 def test_settings_that_gain_nothing_are_not_shown(try_settings: Any) -> None:
     assert try_settings(run_of(12 * GIB), whole_bytes=12 * GIB) == []
+
+
+def test_where_nothing_fits_the_nearest_and_a_card_that_holds_it_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(command=["python", "train.py"], cluster=parse_cluster("t4"), stated={})
+    roomy = replace(asked, cluster=tries.roomy(asked.cluster))
+    larger = replace(asked, cluster=parse_cluster("l4"))
+    answers = iter((run_of(17 * GIB), run_of(20 * GIB)))
+    nothing: Any = {"command": ("python", "train.py"), "environment": {}, "arguments": {}, "in_code": ()}
+
+    def try_changes(_: Asked, facts: Any, changes: Any, progress: Any) -> Tried:
+        return Tried(estimate=next(answers), **nothing, settings={"optim": "x"} if changes else {}, not_taken=())
+
+    attempts = [tries._Attempt(roomy, (a_change,)), tries._Attempt(larger, ())]
+    monkeypatch.setattr(tries, "try_changes", try_changes)
+    monkeypatch.setattr(tries, "_list_attempts", lambda *_: iter(attempts))
+    monkeypatch.setattr(tries.Facts, "of", lambda trace: None)
+    whole: Any = Run(estimate=run_of(20 * GIB), traces=(None,))  # type: ignore[arg-type]
+    shown = [tries._as_advice(one, asked, whole.estimate) for one in tries._try_settings(asked, whole, print, 0.0)]
+    assert [(one.fits, one.change, one.gain_bytes) for one in shown] == [
+        (False, {"optim": "x"}, 3 * GIB),
+        (True, {"gpu": "l4"}, 0),
+    ]
+    assert shown[1].command == "tonnage dry-run --gpu l4 -- python train.py"

@@ -159,6 +159,7 @@ def add_advice(
             step_seconds=one.step_seconds,
             changes_mathematics=one.change.changes_mathematics,
             host_bytes=one.host_bytes,
+            is_tight=one.is_tight,
         )
         for one in trials.best()
     )

@@ -110,6 +110,11 @@ class Tried:
         return self.estimate.host.machine_bytes
 
     @property
+    def is_tight(self) -> bool:
+        """Return True if it fits, but the upper end of its interval does not."""
+        return self.fits and self.estimate.peak.high_bytes > self.case.cluster.device.capacity_bytes
+
+    @property
     def held_bytes(self) -> int:
         """Return the peak without what the allocator only keeps in reserve."""
         return _held_bytes(self.estimate.peak)

@@ -193,6 +193,8 @@ class Advice:
     """Tokens of an inference engine's KV cache with the change; None for training, or if it does not start."""
     host_bytes: int | None = None
     """Host memory that a machine of the changed case needs; None if unknown."""
+    is_tight: bool = False
+    """True if it fits, but the upper end of its interval does not."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -115,7 +115,8 @@ def _estimate_rank(
     steps = _peaks_by_step(stretches)
     outside = outside_allocator(trace, cluster)
     oom = _out_of_memory(trace)
-    peak = _find_peak(walked, outside, _reserved_uncertainty(trace, walked))
+    limit_bytes = cluster.device.capacity_bytes if oom is None else None
+    peak = _find_peak(walked, outside, _reserved_uncertainty(trace, walked), limit_bytes)
     managed = trace.host.get("managed_bytes", 0)
     evicted = min(managed, max(peak.process_bytes + managed - cluster.device.capacity_bytes, 0))
     held = host_memory.split_by_category(
@@ -190,12 +191,19 @@ def _reserved_uncertainty(trace: Trace, walked: Timeline) -> int:
     return round(RESERVED_RESIDUAL * walked.peak_reserved_bytes) if _is_imitated(trace) else 0
 
 
-def _find_peak(walked: Timeline, outside: Overhead, residual_bytes: int) -> Peak:
+def _find_peak(walked: Timeline, outside: Overhead, residual_bytes: int, limit_bytes: int | None) -> Peak:
+    """Return the peak of a rank; `limit_bytes` is the card's memory, if the steps ran to their end within it.
+
+    What NCCL takes only after the peak is counted as well, because it is there in later steps.  Where both exceed the
+    card, the allocator gives cached blocks back.
+    """
     process = walked.peak_reserved_bytes + outside.bytes
+    if limit_bytes is not None:
+        process = min(process, max(limit_bytes, walked.peak_allocated_bytes + outside.bytes))
     mark = walked.marks[walked.peak_mark] if walked.marks else None
     held = walked.by_category()
     by_category = dict.fromkeys(CATEGORIES, 0) | held
-    by_category["cached"] = walked.peak_reserved_bytes - walked.peak_allocated_bytes
+    by_category["cached"] = process - outside.bytes - walked.peak_allocated_bytes
     by_category["runtime"] = outside.bytes
     return Peak(
         allocated_bytes=walked.peak_allocated_bytes,

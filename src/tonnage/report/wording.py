@@ -225,7 +225,8 @@ def advice_title(estimate: Estimate) -> str:
     """Return the title of the table of changes that were tried."""
     if estimate.serving is not None:
         return "What would make it start: each of these was run"
-    what = "leaves more room" if estimate.fits else "would fit"
+    some_fit = any(advice.fits for advice in estimate.advice)
+    what = "leaves more room" if estimate.fits else "would fit" if some_fit else "comes nearest"
     return f"What {what}: each of these was run"
 
 
@@ -236,7 +237,7 @@ def advice_rows(estimate: Estimate) -> list[tuple[str, ...]]:
         (
             spell_change(advice.change, is_script=not estimate.plan)
             + ("" if advice.kv_cache_tokens is None else f": {advice.kv_cache_tokens:,} tokens"),
-            "yes" if advice.fits else "no",
+            "barely" if advice.is_tight else "yes" if advice.fits else "no",
             *_needed_and_gained(estimate, advice),
             f"{_format_optional(before)} -> {_format_optional(advice.step_seconds)}",
             "changed" if advice.changes_mathematics else "the same",
@@ -270,7 +271,7 @@ def advice_note(estimate: Estimate) -> str:
 def spell_change(change: Mapping[str, Any], *, is_script: bool) -> str:
     """Return a change as options, `--checkpointing full --loss chunked`, or as settings of a script, `bf16=True`."""
     if is_script:
-        return ", ".join(f"{name}={value}" for name, value in change.items())
+        return ", ".join(f"--gpu {value}" if name == "gpu" else f"{name}={value}" for name, value in change.items())
     words = [f"--{spell_option(name)}" + ("" if value is True else f" {value}") for name, value in change.items()]
     return " ".join(words)
 

@@ -77,7 +77,7 @@ _REST: Final = ".rest.trace"
 
 
 def _load_trace(path: Path, progress: Mapping[str, Any], is_failed: bool) -> Trace:
-    """Return the trace of a process, with its name of `progress` and the work of the operations of one more step if it was counted.
+    """Return the trace of a process, with its name, and with the operations of one more step if they were counted.
 
     If the command has failed (`is_failed`) and this process did nothing after memory ran out, that is why: pools and
     sweeps catch the error and tell it elsewhere.  If the process needed more after its first loop, this is the trace

@@ -8,9 +8,10 @@ rungs of the ladder are.  What is shown was run by the script.
 from __future__ import annotations
 
 import itertools
+import shlex
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -18,7 +19,9 @@ from tonnage.advice.advise import WORKERS
 from tonnage.advice.changes import Change as Options
 from tonnage.advice.changes import apply
 from tonnage.advice.trials import Trials
+from tonnage.advice.trials import Tried as TriedOptions
 from tonnage.case import Case
+from tonnage.catalog.devices import spell_options
 from tonnage.errors import TonnageError, TrialFailed
 from tonnage.estimates.estimate import Advice, Estimate
 from tonnage.estimates.from_traces import Run
@@ -49,9 +52,9 @@ def answers(
     """
     began = time.monotonic()
     run = _run(asked, steps, rank, progress)
-    took_seconds = time.monotonic() - began
     estimate = run.estimate
     if estimate.serving is not None:
+        took_seconds = time.monotonic() - began
         yield run
         if advise and not estimate.fits and engine_advice.used_card(estimate):
             ends = time.monotonic() + MOST_TRIES * took_seconds
@@ -75,8 +78,9 @@ def answers(
             run = replace(run, estimate=_with_needed(estimate, whole.estimate))
     yield run
     if advise and whole.estimate.fits_card:
-        tried = itertools.islice(_try_settings(asked, whole, progress, took_seconds), MOST_TRIES)
-        advice = tuple(_as_advice(one, whole.estimate) for one in tried)
+        most_seconds = time.monotonic() - began
+        tried = itertools.islice(_try_settings(asked, whole, progress, most_seconds), MOST_TRIES)
+        advice = tuple(_as_advice(one, asked, whole.estimate) for one in tried)
         yield replace(run, estimate=replace(run.estimate, advice=tuple(sorted(advice, key=lambda one: not one.fits))))
 
 
@@ -103,21 +107,43 @@ def _with_needed(estimate: Estimate, whole: Estimate) -> Estimate:
     ).with_host(whole.host)
 
 
-def _try_settings(asked: Asked, whole: Run, progress: Progress, most_seconds: float) -> Iterator[Tried]:
+@dataclass(frozen=True)
+class _Attempt:
+    """Settings to run the script with, and the question: its cards are larger ones where these cannot hold it."""
+
+    asked: Asked
+    changes: Sequence[Change]
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What the script needed in an attempt."""
+
+    attempt: _Attempt
+    tried: Tried
+
+    def fits(self, asked: Asked) -> bool:
+        """Return True if it fits on cards that were asked for, or on larger ones of the catalog."""
+        return self.tried.estimate.fits and self.attempt.asked.cluster != roomy(asked.cluster)
+
+
+def _try_settings(asked: Asked, whole: Run, progress: Progress, most_seconds: float) -> Iterator[_Outcome]:
     """Yield runs of the script with other settings that gain something, until one fits or the time is over.
 
     A run that ends out of memory is not among them: what all of its steps need is not known.
     """
     facts = Facts.of(whole.traces[0])
     began = time.monotonic()
-    for changes in _list_settings(asked, facts, whole.estimate, progress):
+    for attempt in _list_attempts(asked, facts, whole.estimate, progress):
         try:
-            tried = try_changes(asked, facts, changes, progress)
+            tried = try_changes(attempt.asked, facts, attempt.changes, progress)
         except TrialFailed:
             continue
-        if tried.estimate.fits_card and _gains(tried.estimate, whole.estimate) and not tried.not_taken:
-            yield tried
-        if tried.estimate.fits or time.monotonic() - began > most_seconds:
+        outcome = _Outcome(attempt, tried)
+        helps = not attempt.changes or _gains(tried.estimate, whole.estimate)
+        if tried.estimate.fits_card and helps and not tried.not_taken:
+            yield outcome
+        if attempt.asked == asked and (tried.estimate.fits or time.monotonic() - began > most_seconds):
             return
 
 
@@ -128,21 +154,35 @@ def _gains(changed: Estimate, whole: Estimate) -> bool:
     return (changed.host.machine_bytes or 0) < (whole.host.machine_bytes or 0)
 
 
-def _list_settings(asked: Asked, facts: Facts, whole: Estimate, progress: Progress) -> Iterator[Sequence[Change]]:
-    """Yield settings to try together, those that are likely to fit first."""
+def _list_attempts(asked: Asked, facts: Facts, whole: Estimate, progress: Progress) -> Iterator[_Attempt]:
+    """Yield settings to try together, those that are likely to fit first.
+
+    Where none is, those that come nearest, on cards without a limit, and the script as it is on a card that holds it.
+    """
+    rungs = [_Attempt(asked, rung) for rung in list_rungs(facts, asked.command, fits=False)]
     try:
         now = understood(facts)
     except NotUnderstood:
-        yield from list_rungs(facts, asked.command, fits=False)
+        yield from rungs
         return
-    yield from _list_fitting(asked, facts, now, whole, progress)
-    yield from list_rungs(facts, asked.command, fits=False)
+    present = Candidate(job=now.job, plan=now.plan)
+    best = _try_in_process(asked, facts, now, whole, progress)
+    own = [one for one in best if one.change.cluster is None]
+    for one in sorted(own, key=lambda one: not one.fits):
+        changed = Candidate(job=one.case.job, plan=one.case.plan)
+        on = asked if one.fits else replace(asked, cluster=roomy(asked.cluster))
+        yield _Attempt(on, list_setting_changes(present, changed, facts, asked.command))
+    for one in best:
+        if one.change.cluster is not None and one.change.cluster.gpus == asked.cluster.gpus:
+            yield _Attempt(replace(asked, cluster=one.change.cluster), ())
+    if any(one.fits for one in own) or not best:
+        yield from rungs
 
 
-def _list_fitting(
+def _try_in_process(
     asked: Asked, facts: Facts, now: Understood, whole: Estimate, progress: Progress
-) -> Iterator[Sequence[Change]]:
-    """Yield the settings of changes that make the script's job fit in tonnage's own process."""
+) -> Sequence[TriedOptions]:
+    """Return the changes with which the script's job fits in tonnage's own process, or else comes nearest."""
     case = Case(now.job, now.plan, asked.cluster)
     progress("trying what would make it fit")
     try:
@@ -150,19 +190,17 @@ def _list_fitting(
             accepts = partial(_is_settable, case=case, facts=facts, sharding=can_shard(asked))
             trials = Trials(case, whole.peak, runner, host=whole.host, accepts=accepts)
             trials.run()
-            found = [one for one in trials.best() if one.fits and one.change.cluster is None]
+            return trials.best()
     except TonnageError:
-        return
-    present = Candidate(job=now.job, plan=now.plan)
-    for one in found:
-        best = Candidate(job=one.case.job, plan=one.case.plan)
-        yield list_setting_changes(present, best, facts, asked.command)
+        return ()
 
 
 def _is_settable(change: Options, case: Case, facts: Facts, *, sharding: bool) -> bool:
     """Return True if the script has settings for a change; `sharding`: it has a process group."""
+    if change.cluster is not None:
+        return not change.options
     changed = apply(change, case)
-    if changed is None or change.cluster is not None or {"method", "seq_len"} & change.options.keys():
+    if changed is None or {"method", "seq_len"} & change.options.keys():
         return False
     if changed.plan.param_offload != case.plan.param_offload and not sharding:
         return False
@@ -173,15 +211,23 @@ def _is_settable(change: Options, case: Case, facts: Facts, *, sharding: bool) -
     )
 
 
-def _as_advice(tried: Tried, whole: Estimate) -> Advice:
-    code = f"  # with {', '.join(tried.in_code)} in the code" if tried.in_code else ""
+def _as_advice(outcome: _Outcome, asked: Asked, whole: Estimate) -> Advice:
+    tried, fits = outcome.tried, outcome.fits(asked)
+    change, line = {**tried.environment, **tried.settings}, tried.line
+    if tried.in_code:
+        line += f"  # with {', '.join(tried.in_code)} in the code"
+    if not outcome.attempt.changes:
+        cluster = outcome.attempt.asked.cluster
+        change = {"gpu": str(cluster)}
+        line = f"tonnage dry-run {spell_options(cluster)} -- {shlex.join(asked.command)}"
     return Advice(
-        change={**tried.environment, **tried.settings},
-        command=f"{tried.line}{code}",
-        fits=tried.estimate.fits,
+        change=change,
+        command=line,
+        fits=fits,
         peak_bytes=tried.estimate.peak.process_bytes,
         gain_bytes=whole.peak.process_bytes - tried.estimate.peak.process_bytes,
         step_seconds=tried.estimate.time.get("step_seconds"),
         changes_mathematics=not _MATHEMATICS.isdisjoint(tried.settings),
         host_bytes=tried.estimate.host.machine_bytes,
+        is_tight=fits and tried.estimate.is_tight,
     )
