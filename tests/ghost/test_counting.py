@@ -156,6 +156,21 @@ def test_what_becomes_of_a_further_step_changes_no_answer(dry_run: Any, how: str
     assert any(why in one for one in found.coverage.modelled)
 
 
+@pytest.mark.parametrize(
+    ("how", "is_timed", "phase"),
+    [("sums", True, "backward"), ("evaluates", True, "evaluate"), ("evaluates-soon", False, "evaluate")],
+)
+def test_a_counted_step_adds_nothing_to_the_memory(dry_run: Any, how: str, is_timed: bool, phase: str) -> None:
+    """While operations are counted, torch adds gradients out of place; and what comes behind is run without."""
+    counted, plain = (
+        dry_run("further.py", how, gpu="h200", seconds=seconds).run.estimate for seconds in (True, False)
+    )
+    assert counted.peak.phase == phase
+    assert counted.peak.by_category == plain.peak.by_category
+    assert (counted.phases, counted.steps[:3]) == (plain.phases, plain.steps[:3])
+    assert (counted.time["step_seconds"] is not None) == is_timed
+
+
 def test_several_stacks_are_counted_and_keep_their_wide_interval(worker: Worker) -> None:
     time = estimate(Case(tiny_job("t5"), Plan(), CARD), worker=worker, counting=True).estimate.time
     assert time["low_seconds"] <= 0.7 * time["step_seconds"]

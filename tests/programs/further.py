@@ -23,7 +23,7 @@ def main() -> None:
     run: Any = torch.compile(model) if how == "compiled" else model
     optimizer = torch.optim.AdamW(model.parameters())
     step = 0
-    while how != "ends" or step < STEPS:
+    while how not in ("ends", "evaluates", "evaluates-soon") or step < STEPS + (how == "evaluates"):
         if how == "fails" and step == STEPS:
             run = nn.Sequential(model, nn.Linear(7, 7).cuda())
         if how == "gives-up" and step == STEPS:
@@ -36,12 +36,18 @@ def main() -> None:
                 found = found.gather(1, (labels[labels > 127] % 1024)[:, None].expand(-1, 4))
                 margins = torch.zeros(4, device="cuda", requires_grad=True)
                 nn.functional.logsigmoid(margins).sum().backward()  # whose backward takes other tensors on the host
-            found.square().mean().backward()
+            loss = found.square().mean()
+            if how in ("sums", "evaluates"):  # two gradients of one tensor, which are added up in place
+                loss = loss + run(found + torch.randn(512, 1024, device="cuda")).square().mean()
+            loss.backward()
         if how == "widens":
             widen()
         optimizer.step()
         optimizer.zero_grad()
         step += 1
+    if how.startswith("evaluates"):
+        with torch.no_grad():
+            model(torch.randn(2**15, 1024, device="cuda"))
 
 
 if __name__ == "__main__":

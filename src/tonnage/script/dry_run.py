@@ -143,10 +143,10 @@ def run(
     python = interpreter(command)
     torch = find(python, torch_version, progress)
 
-    def attempt(inherit: Mapping[str, str] | None) -> Attempt:
+    def attempt(inherit: Mapping[str, str] | None, *, counting: bool = seconds) -> Attempt:
         with scratch("tonnage-") as folder:
             prepared = _prepare_environment(torch, cluster, steps, inherit, folder)
-            prepared |= {"TONNAGE_COUNTED": "1"} if seconds else {}
+            prepared |= {"TONNAGE_COUNTED": "1"} if counting else {}
             if requests is not None:
                 prepared["TONNAGE_REQUESTS"] = _write_requests(requests, _SERVING_PART * timeout_seconds, folder)
             started = command
@@ -163,6 +163,10 @@ def run(
         progress("running it again, to find the library that needs a missing function")
         if reason := _find_missing_function(attempt({**given, "LD_BIND_NOW": "1"}).results):
             raise TrialFailed(reason)
+    if made.results.needs_more:
+        progress("running it again: what comes after its steps needs more memory than they do")
+        again = attempt(variables, counting=False)
+        made = replace(again, results=again.results.with_counted_steps(made.results))
     serves = engine_results.is_serving(made.results)
     how = engine_results.judge(made.results, made.ended, timeout_seconds) if serves else None
     notes = ending.judge(made.command, made.results, made.ended, steps, timeout_seconds) if how is None else how

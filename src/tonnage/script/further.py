@@ -1,13 +1,13 @@
 """Further loops, evaluation, generation and saving that a process did after its first loop had made its steps."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
 
 from tonnage.estimates.estimate import Estimate, PhasePeak
 from tonnage.trace.trace import Trace
-from tonnage.units import format_size, pluralise
+from tonnage.units import MIB, format_size, pluralise
 
 _SHOWN: Final = {
     "evaluation": "evaluate",
@@ -17,31 +17,57 @@ _SHOWN: Final = {
 
 
 def describe(first: Trace, rest: Trace) -> dict[str, Any]:
-    """Return the loops and phases of `rest`, which begins with all of `first`, and their peaks in bytes."""
+    """Return the loops and phases of `rest`, which begins with all of `first`, and their peaks in bytes.
+
+    A step whose operations were counted is left out: torch adds gradients out of place in it.  What the allocator
+    kept of it is not known apart, so that a later phase is given what was reserved before.  `needs_more` is True if
+    more was needed behind that step than before it, or if memory ran out: a run without counting then says how much.
+    """
     from tonnage.estimates.timeline import timeline  # imports numpy, which views do without
 
     walked = timeline(rest)
     allocated, reserved = walked.allocated_by_mark, walked.reserved_by_mark
+    known, end = len(first.marks), len(rest.marks)
+    counted = _find_counted_marks(rest)
 
-    def peaks(marks: Sequence[int]) -> dict[str, int]:
+    def peaks(marks: Iterable[int], most_bytes: int | None = None) -> dict[str, int]:
+        seen = [mark for mark in marks if mark not in counted]
+        reserved_bytes = int(max((reserved[mark] for mark in seen), default=0))
         return {
-            "allocated_bytes": int(max((allocated[mark] for mark in marks), default=0)),
-            "reserved_bytes": int(max((reserved[mark] for mark in marks), default=0)),
+            "allocated_bytes": int(max((allocated[mark] for mark in seen), default=0)),
+            "reserved_bytes": reserved_bytes if most_bytes is None else min(reserved_bytes, most_bytes),
         }
 
+    before = peaks(range(known))
+    most_bytes = before["reserved_bytes"] if counted else None
     phases: dict[str, list[int]] = {}
-    for place in range(len(first.marks), len(rest.marks)):
+    for place in range(known, end):
         phases.setdefault(rest.marks[place].phase, []).append(place)
     loops = rest.script.get("loops", [])
-    starts = [_first_mark(rest, loop["first_step"]) for loop in loops] + [len(rest.marks)]
+    starts = [_first_mark(rest, loop["first_step"]) for loop in loops] + [end]
     described = [
-        {**loop, "steps": _count_steps(rest, start, end), **peaks(range(start, end))}
-        for loop, (start, end) in zip(loops, pairwise(starts), strict=True)
+        {**loop, "steps": _count_steps(rest, start, stop), **peaks(range(start, stop), most_bytes)}
+        for loop, (start, stop) in zip(loops, pairwise(starts), strict=True)
     ]
     return {
         "loops": described if len(described) > 1 else [],
-        "phases": {_SHOWN[name]: peaks(places) for name, places in phases.items() if name in _SHOWN},
+        "phases": {_SHOWN[name]: peaks(places, most_bytes) for name, places in phases.items() if name in _SHOWN},
+        "needs_more": bool(counted)
+        and _needs_more(rest, before, peaks(range(counted.stop, end)), int(reserved[: counted.stop].max(initial=0))),
     }
+
+
+def _needs_more(rest: Trace, before: Mapping[str, int], behind: Mapping[str, int], reached_bytes: int) -> bool:
+    """Return True if more was needed behind the counted step, at which `reached_bytes` were reserved, than before."""
+    is_short = rest.outcome.get("kind") == "oom" or bool(rest.script.get("shortage"))
+    is_larger = behind["allocated_bytes"] > before["allocated_bytes"] + MIB
+    return is_short or is_larger or behind["reserved_bytes"] > reached_bytes
+
+
+def _find_counted_marks(rest: Trace) -> range:
+    """Return the marks of the step whose operations were counted."""
+    marks = rest.script.get("counted_marks") or [0, 0]
+    return range(marks[0], marks[1] if len(marks) > 1 else len(rest.marks))
 
 
 def _first_mark(trace: Trace, step: int) -> int:

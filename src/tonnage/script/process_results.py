@@ -1,5 +1,7 @@
 """The traces and errors that the processes of a dry-run command left in the folder of the run."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -41,6 +43,16 @@ class ProcessResults:
     served: bool = False
     """True if an engine's server was ready for requests, by which the command was ended."""
 
+    @property
+    def needs_more(self) -> bool:
+        """Return True if a process needed more behind its steps than can be told from a run with a counted step."""
+        return any((trace.script.get("further") or {}).get("needs_more") for trace in (*self.traces, *self.others))
+
+    def with_counted_steps(self, counting: ProcessResults) -> ProcessResults:
+        """Return these results with the operations that another run of the command counted, rank by rank."""
+        worked = {trace.rank: trace.worked for trace in counting.traces}
+        return replace(self, traces=tuple(replace(trace, worked=worked.get(trace.rank)) for trace in self.traces))
+
 
 def collect_results(folder: Path, ended: int | None = None) -> ProcessResults:
     """Return the results in the folder of a run; `ended` is the command's exit code, if it ended by itself.
@@ -81,8 +93,8 @@ def _load_trace(path: Path, progress: Mapping[str, Any], is_failed: bool) -> Tra
 
     If the command has failed (`is_failed`) and this process did nothing after memory ran out, that is why: pools and
     sweeps catch the error and tell it elsewhere.  If the process needed more after its first loop, this is the trace
-    of all that it did.  What came after is in `script`: `afterwards` has the error by which it failed, `further` the
-    rest's loops and phases with their peaks.
+    of all that it did, unless a step was counted there (`needs_more`).  What came after is in `script`: `afterwards`
+    has the error by which it failed, `further` the rest's loops and phases with their peaks.
     """
     trace = replace(traces.load(path), worked=operations.load(path.with_suffix(".worked")))
     if "name" in progress:
@@ -97,6 +109,8 @@ def _load_trace(path: Path, progress: Mapping[str, Any], is_failed: bool) -> Tra
         "afterwards": failed,
         "further": further.describe(trace, rest),
     }
+    if rest.script.get("counted_marks"):
+        return replace(trace, script=facts)
     if is_failed and rest.outcome.get("kind") != "oom" and rest.script.get("shortage"):
         rest = replace(rest, outcome=rest.script["shortage"])
     is_larger = rest.outcome.get("kind") == "oom" or (

@@ -122,6 +122,8 @@ class Recording:
         self.counts = False
         """True to make one more step, whose operations are counted."""
         self._counted: OperationCounter | None = None
+        self._counted_marks: list[int] = []
+        """First mark of the step whose operations were counted, and the first one behind it."""
         self._late: threading.Timer | None = None
         self._first_steps = 0
         """Steps that were made before the one that is counted."""
@@ -176,6 +178,7 @@ class Recording:
             watch.script.facts |= {
                 "idle_elements": watch.idle_elements(),
                 "loops": list(watch.loops.rows),
+                "counted_marks": self._counted_marks,
                 "complete": self._is_complete,
                 "unwound": watch.loops.unwound,
                 "shortage": watch.shortage_outcome(),
@@ -227,9 +230,9 @@ class Recording:
             self._flush_and_leave(0)
 
     def _begin_counting(self) -> None:
-        """Begin to count the operations of the next step, if wanted and possible."""
+        """Begin to count the operations of the next step, if wanted and possible, and if no evaluation is first."""
         watch = self.watch
-        if not self.counts or watch.native is None or _has_compiled():
+        if not self.counts or watch.native is None or _has_compiled() or not watch.torch.is_grad_enabled():
             return
         self._first_steps = watch.count_made()
         self._counted = OperationCounter(watch.torch, watch.native, lambda: watch.marks[-1][1])
@@ -237,10 +240,12 @@ class Recording:
         self._late = threading.Timer(max(LEAST_SECONDS, took), self._flush_and_leave, (0,))
         self._late.daemon = True
         self._late.start()
+        self._counted_marks = [len(watch.marks)]
         self._counted.start()
 
     def _end_counting(self) -> None:
         counted, self._counted = self._counted, None
+        self._counted_marks.append(len(self.watch.marks))
         if self._late is not None:
             self._late.cancel()
         if counted is not None and counted.stop():
