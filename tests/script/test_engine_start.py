@@ -1,5 +1,6 @@
 """The engine itself as the answer of `estimate --task serve`, or why it is not."""
 
+import json
 import sys
 from dataclasses import replace
 
@@ -117,3 +118,13 @@ def test_a_python_without_the_engine_is_one_line(options, kind, reason):
     with pytest.raises(TonnageError, match=reason) as refused:
         ask(**options)
     assert isinstance(refused.value, kind)
+
+
+@pytest.mark.parametrize("method", [{"quant_method": "awq", "bits": 4}, {"quant_method": "fp8"}], ids=str)
+def test_a_folder_in_a_format_of_its_own_is_given_to_the_engine(engine, tmp_path, method):
+    config = {**find_model("llama-3.2-1b").config(), "quantization_config": method}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert ask(str(tmp_path)).ran is not None
+    [(command, _)] = engine
+    assert command[command.index("--model") + 1] == str(tmp_path)
+    assert "--quantization" not in command

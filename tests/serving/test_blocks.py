@@ -279,3 +279,22 @@ def test_bad_files_are_one_line(tmp_path, content):
     file.write_bytes(content)
     with pytest.raises(UnreadableFile):
         parse_lengths(str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "share"),
+    [
+        ("p50=1000,p95=4000", 1000, 0.5),
+        ("p50=1000,p95=4000", 4000, 0.05),
+        ("p50=1000,p95=4000", 10**6, 0.0),
+        ("p50=100", 100, 1.0),
+        ("p50=100", 101, 0.0),
+    ],
+)
+def test_share_of_long_prompts(text, tokens, share):
+    assert parse_lengths(text).share_from(tokens) == pytest.approx(share, abs=1e-6)
+
+
+def test_share_of_long_prompts_of_a_file(tmp_path):
+    (tmp_path / "lengths").write_text("100\n200,5\n300\n400\n")
+    assert parse_lengths(str(tmp_path / "lengths")).share_from(300) == 0.5

@@ -81,7 +81,7 @@ def test_nothing_is_left_behind_at_the_time_limit(llama):
     ("options", "reason"),
     [
         ({"quantization": "q4_0"}, "Unknown quantization 'q4_0'"),
-        ({"quantization": "awq-int4"}, "does not turn the none weights .* possible: none, int8, nf4, nf4-double"),
+        ({"quantization": "awq-int4"}, "the 16-bit weights .* awq-int4 ones; possible: none, int8, nf4, nf4-double"),
         ({"device": "tpu"}, "Unknown device 'tpu'; possible: auto, cpu, cuda"),
         ({"tokens": 0}, "tokens is 0"),
     ],
@@ -91,6 +91,15 @@ def test_what_cannot_be_is_refused_before_it_is_loaded(llama, monkeypatch, optio
     monkeypatch.setattr(checking, "_load", None)
     with pytest.raises(UsageError, match=reason):
         checking.check_folder(str(llama), **options)
+
+
+def test_a_card_that_is_not_there_is_one_line(llama):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(UsageError, match=r"^--device cuda: torch .* finds no GPU of NVIDIA .* give cpu\.$"):
+        checking.check_folder(str(llama), device="cuda")
 
 
 def test_what_could_load_code_is_left_out_of_the_configuration(tmp_path):

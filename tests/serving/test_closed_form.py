@@ -73,6 +73,21 @@ def test_the_worst_stage_of_a_pipeline_decides():
         ("qwen3-32b", "h100-80gb", {"max_len": 32_000, "engine": "vllm@0.11.0"}, "the longest that fits has"),
         ("llama-3.3-70b", "h100-80gb", {"quantization": "fp8", "engine": "vllm@0.11.0"}, "no memory is left"),
         ("llama-3.1-8b", "h100-80gb", {"gpu_memory_utilization": 1.0}, "less than gpu-memory-utilization 1 asks for"),
+        ("llama-3.2-1b", "v100-32gb", {}, "7.0 of v100-32gb is too low: vllm 0.33.0 runs from 7.5 on (since 0.20.0)"),
+        (
+            "llama-3.2-1b",
+            "v100-32gb",
+            {"engine": "vllm@0.19.0", "quantization": "awq"},
+            "awq-int4 weights from 7.5 on",
+        ),
+        ("llama-3.2-1b", "t4", {"engine": "vllm@0.13.0", "quantization": "fp8"}, "runs fp8 weights from 8.0 on"),
+        ("gpt-oss-20b", "t4", {}, "vllm 0.33.0 runs mxfp4 weights from 8.0 on"),
+        (
+            "llama-3.2-1b",
+            "h100-80gb",
+            {"quantization": "nf4"},
+            "bitsandbytes, which nf4 weights need, is not in vllm",
+        ),
     ],
 )
 def test_what_does_not_start_says_why(model, gpu, settings, words):
@@ -105,6 +120,80 @@ def test_bad_settings_are_one_line(settings, words):
         ask("llama-3.1-8b", "h100-80gb", **settings)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "settings"),
+    [
+        ("llama-3.2-1b", "v100-32gb", {"engine": "vllm@0.19.0"}),
+        ("llama-3.2-1b", "t4", {"quantization": "fp8"}),
+        ("llama-3.2-1b", "h100-80gb", {"quantization": "nf4", "engine": "vllm@0.27.0"}),
+        ("gpt-oss-20b", "a100-80gb", {"quantization": "mxfp4"}),
+    ],
+)
+def test_what_a_version_still_runs_starts(model, gpu, settings):
+    assert ask(model, gpu, max_len=4096, **settings).starts
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu"), [("vit-base", "h100-80gb"), ("bert-base", "t4"), ("t5-base", "t4"), ("whisper-small", "t4")]
+)
+def test_networks_that_are_no_decoders_get_no_answer(model, gpu):
+    with pytest.raises(CannotEstimate, match=r"generates no text|an encoder with a decoder") as refused:
+        ask(model, gpu)
+    assert "tonnage dry-run --gpu NAME -- vllm serve MODEL" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "head", ["LlamaForSequenceClassification", "Qwen3ForTokenClassification", "LlamaForMaskedLM"]
+)
+def test_a_decoder_with_another_head_gets_no_answer(head, tmp_path):
+    config = json.loads(json.dumps(find_model("llama-3.2-1b").config()))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [head]}))
+    with pytest.raises(CannotEstimate, match=rf"generates no text \({head}\)"):
+        ask(tmp_path, "h100-80gb")
+
+
+@pytest.mark.parametrize(
+    ("stated", "word", "format_name"),
+    [
+        ({"quant_method": "fp8"}, "fp8", "fp8"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8", "fp8-block"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 64}, "awq_marlin", "awq-int4"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "gptq", "int8-weight"),
+        ({"quant_method": "mxfp4"}, "mxfp4", "mxfp4"),
+        ({"quant_method": "fp8"}, "awq", None),
+        ({"quant_method": "awq", "bits": 4}, "fp8", None),
+        ({"quant_method": "awq", "bits": 4}, "gptq", None),
+        ({"quant_method": "gptq", "bits": 4}, "none", None),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "fp8", None),
+    ],
+    ids=str,
+)
+def test_weights_that_are_quantized_already_are_not_turned_into_others(stated, word, format_name, tmp_path):
+    """As `_verify_quantization` of vllm/config/model.py decides, 0.11 to 0.33."""
+    config = {**find_model("qwen3-30b-a3b").config(), "quantization_config": stated}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    network = read_network(str(tmp_path), offline=True)
+    if format_name is not None:
+        assert network.load_as(word) == network.published
+        assert network.published.name == format_name
+    else:
+        with pytest.raises(UsageError, match="weights already, and engines refuse another --quantization"):
+            network.load_as(word)
+
+
+@pytest.mark.parametrize(
+    ("model", "word", "words"),
+    [
+        ("gpt-oss-20b", "fp8", "has mxfp4 weights already"),
+        ("deepseek-v3", "nf4", "has fp8-block weights already"),
+        ("llama-3.1-8b", "mxfp4", "mxfp4 is a format of experts, and llama-3.1-8b has none"),
+    ],
+)
+def test_formats_that_a_published_network_cannot_have(model, word, words):
+    with pytest.raises(UsageError, match=words):
+        ask(model, "8xh200", quantization=word)
 
 
 @pytest.mark.parametrize(("degree", "gpu"), [({"tp": 5}, "8xh100-80gb"), ({"pp": 40}, "8x8xh100-80gb")])
@@ -217,10 +306,24 @@ def test_which_model_runner_has_a_network(version, kind, experts, states, quanti
 
 def test_the_second_runner_keeps_counts_of_words_and_estimates_graphs_late():
     facts = vllm_facts((0, 31))
-    second = with_second_runner(facts, (0, 31))
+    second = with_second_runner(facts, (0, 31), (9, 0))
     assert second.kept_bytes > facts.kept_bytes == 0
     assert [facts.graphs_in_budget, second.graphs_in_budget] == [True, False]
-    assert with_second_runner(facts, (0, 33)).graphs_in_budget
+    assert with_second_runner(facts, (0, 33), (9, 0)).graphs_in_budget
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "sampler"),
+    [
+        ((0, 23), (7, 5), (12, False)),
+        ((0, 24), (7, 5), (4, True)),
+        ((0, 33), (7, 5), (4, True)),
+        ((0, 33), (8, 0), (12, False)),
+    ],
+)
+def test_cards_without_flashinfers_sampler_need_less_for_it(version, capability, sampler):
+    second = with_second_runner(vllm_facts(version), version, capability)
+    assert (second.sampler_bytes, second.sampler_rows) == sampler
 
 
 def test_a_first_start_compiles_beside_a_second_table_of_words():
@@ -281,6 +384,8 @@ def test_experts_on_four_cards(tokens, utilization, pool_gib):
         ("llama-3.1-8b", "h100-80gb", 1024, 8192, 0.95, 57.89),
         ("llama-3.1-8b", "h100-80gb", 256, 2048, 0.95, 59.63),
         ("qwen2.5-7b", "a100-80gb", 1024, 2048, 0.9, 54.32),
+        ("qwen3-0.6b", "t4", 256, 2048, 0.92, 11.81),
+        ("llama-3.2-1b", "t4", 256, 2048, 0.92, 10.73),
     ],
 )
 def test_vllm_0_33_on_the_ghost(model, gpu, seqs, tokens, utilization, pool_gib):

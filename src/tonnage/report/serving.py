@@ -15,6 +15,7 @@ from tonnage.serving.asking import ServingAnswer
 from tonnage.serving.closed_form import ServingEstimate
 from tonnage.serving.kv_cache import Request
 from tonnage.serving.load import Load
+from tonnage.serving.quantization import describe_format
 from tonnage.units import format_gib, format_size
 
 _LOOKS: Final[dict[str, Look]] = {
@@ -34,6 +35,9 @@ _MEANINGS: Final = {
 _LENGTHS: Final = (256, 1024, 4096, 16_384, 65_536, 262_144)
 """Tokens of a request in the picture of the cache's growth."""
 
+_FEW: Final = 0.001
+"""Part of the prompts that may be refused without a word."""
+
 _COUNTS: Final = (1, 8, 64)
 """Requests together in that picture."""
 
@@ -42,7 +46,8 @@ def render(answer: ServingAnswer, *, width: int = 100, colour: bool = False, uni
     """Return the report with this width and a final newline."""
     canvas, advice = Canvas.of(width=width, colour=colour, unicode=unicode), answer.advice
     if answer.ran is not None:
-        load = draw(_load(answer.load, canvas), canvas) if answer.load is not None else ""
+        max_len = answer.estimate.settings.max_len
+        load = "" if answer.load is None else draw(_load(answer.load, max_len, canvas), canvas)
         return terminal.render(answer.ran, width=width, colour=colour, unicode=unicode) + load
     return draw(_parts(answer, canvas), canvas) + (f"  {advice[0].command}\n" if advice and advice[0].fits else "")
 
@@ -54,7 +59,7 @@ def _parts(answer: ServingAnswer, canvas: Canvas) -> Iterator[Text | Table | Pad
     if estimate.worst.pool_bytes > 0 and estimate.worst.layout.groups:
         yield from _growth(estimate, canvas)
     if load is not None:
-        yield from _load(load, canvas)
+        yield from _load(load, estimate.settings.max_len, canvas)
     yield from _assumed([*estimate.assumed, *([answer.lacks] if answer.lacks else [])], canvas)
     if advice:
         yield from _advice(advice, canvas)
@@ -80,7 +85,7 @@ def _verdict(estimate: ServingEstimate) -> Table:
         )
     rows.add_row("", text(f"{estimate.network.name} on {estimate.cluster}, {serving.engine}"))
     degrees = [f"{name} {getattr(full.stated, name)}" for name in ("tp", "pp", "dp", "ep")]
-    kinds = [f"weights {full.quantization.name}" if full.quantization.bits < 16 else "16-bit weights"]
+    kinds = [f"{describe_format(full.quantization)} weights"]
     kinds += [f"KV cache {full.stated.kv_dtype}"] if full.stated.kv_dtype != "auto" else []
     more = [word for word in degrees if not word.endswith(" 1")]
     rows.add_row(
@@ -173,14 +178,14 @@ def _filled(part: float, room: int, canvas: Canvas) -> Text:
     return Text(glyph * length, style=_LOOKS["KV cache"].colour) + Text(free * (room - length), style="dim")
 
 
-def _load(load: Load, canvas: Canvas) -> Iterator[Text | Padding]:
+def _load(load: Load, max_len: int, canvas: Canvas) -> Iterator[Text | Padding]:
     """Yield how requests of some lengths are served: in pages, in slots, and how fast."""
     lengths = load.lengths
     arrival = "which all wait" if lengths.rate is None else f"{lengths.rate:g} a second"
     yield title(
         "Under load", text(f"prompts of {lengths.p50:,} tokens, 95th percentile {lengths.p95:,}", "dim"), canvas
     )
-    lines = []
+    lines = list(say_refused(load.refused, max_len))
     paged, slots, speed = load.paged, load.slots, load.speed
     if paged is not None and slots is not None:
         lines += [
@@ -197,6 +202,12 @@ def _load(load: Load, canvas: Canvas) -> Iterator[Text | Padding]:
         )
     for line in lines:
         yield Padding(text(line), (0, 0, 0, 1))
+
+
+def say_refused(part: float, max_len: int) -> Iterator[str]:
+    """Yield a sentence about the prompts that an engine refuses, where there are more than a few."""
+    if part >= _FEW:
+        yield f"the engine refuses {100 * part:.3g} % of the prompts, of {max_len:,} tokens (--max-len) or more"
 
 
 def _assumed(sentences: Sequence[str], canvas: Canvas) -> Iterator[Text | Padding]:

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, Canvas, draw, text, title
+from tonnage.report.serving import say_refused
 from tonnage.serving.exports import engine_command, notes_of
 from tonnage.serving.planning import ServePlan, ServeSolution
 from tonnage.serving.speed import INTERVAL
@@ -37,7 +38,7 @@ def _parts(solution: ServeSolution, canvas: Canvas) -> Iterator[Text | Table | P
         best = solution.plans[0]
         rows.add_row(Text("SERVES", style=GOOD), text(f"{_found(solution)}{best.name}", "bold"))
         rows.add_row("", text(f"{question.network.name} on {question.cluster}: {load}"))
-        for line in _speed_lines(best, question.price):
+        for line in (*say_refused(question.refused, question.max_len), *_speed_lines(best, question.price)):
             rows.add_row("", text(line))
         yield rows
         yield from _reasons(best, canvas)

@@ -130,7 +130,7 @@ def _why_not(answer: ServingAnswer, python: str | None) -> str | None:
     asked = _asked_version(full.stated.engine)
     if asked and installed.split(".")[: len(asked.split("."))] != asked.split("."):
         return f"{engine} {installed} is installed, and {asked} was asked about"
-    states_format = "quantization_config" in network.config
+    states_format = network.is_quantized and Path(network.model).is_dir()
     is_online = full.quantization.flags is not None and (engine == "vllm" or full.quantization.name == "fp8")
     if full.quantization.bits < 16 and not is_online and not states_format:
         return f"the engine needs a checkpoint in {full.quantization.name}"

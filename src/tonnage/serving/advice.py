@@ -9,7 +9,7 @@ from typing import Any, Final
 from tonnage.catalog.devices import find_device, parse_cluster, spell_options
 from tonnage.cluster import GPUS_PER_NODE, Cluster
 from tonnage.errors import CannotEstimate, UsageError
-from tonnage.serving.closed_form import ServingEstimate, estimate_serving
+from tonnage.serving.closed_form import ServingEstimate, estimate_serving, find_unsupported
 from tonnage.serving.settings import ServeSettings, spell_flags
 
 _STEP: Final = 0.01
@@ -23,6 +23,9 @@ LARGER_CARDS: Final = ("l4", "rtx-5090", "l40s", "a100-80gb", "h100-80gb", "h200
 
 _MOST_COMBINED: Final = 3
 """Combined changes that are shown."""
+
+_FORMATS: Final = ("none", "fp8", "awq-int4")
+"""Formats that are tried in place of one that the engine does not run on a card."""
 
 _LEAST_SEQS: Final = 8
 _LEAST_TOKENS: Final = 512
@@ -94,6 +97,11 @@ def advise(estimate: ServingEstimate) -> tuple[ServingAdvice, ...]:
 
 def _single_changes(estimate: ServingEstimate) -> Iterator[dict[str, Any]]:
     full = estimate.settings
+    if find_unsupported(full) is not None:
+        others: list[dict[str, Any]] = [{"quantization": name} for name in _FORMATS]
+        yield from (change for change in others if (trial := _try(estimate, change)) is not None and trial.starts)
+        yield from _first_that_starts(estimate, _cards(estimate))
+        return
     if estimate.longest:
         yield {"max_len": estimate.longest}
     yield from _first_that_starts(estimate, _utilizations(full.utilization))

@@ -35,7 +35,10 @@ def read_layers(config: Mapping[str, Any], *, element_bytes: float, tp: int = 1)
     if kind.startswith(_ENCODERS):
         return ()
     if kind.startswith(_PAIRS):
-        raise CannotEstimate(f"The KV cache of a {kind!r} network, an encoder with a decoder, is not known.")
+        raise CannotEstimate(
+            f"The KV cache of a {kind!r} network, an encoder with a decoder, is not known; run its engine: "
+            "tonnage dry-run --gpu NAME -- vllm serve MODEL."
+        )
     try:
         return tuple(_read(text, kind, element_bytes, tp))
     except KeyError as missing:

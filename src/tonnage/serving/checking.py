@@ -20,7 +20,7 @@ from tonnage.options import check_number
 from tonnage.serving.cache_layers import read_layers
 from tonnage.serving.loading import BITSANDBYTES
 from tonnage.serving.network import ServedNetwork, read_network
-from tonnage.serving.quantization import NONE, Quantization, find_quantization
+from tonnage.serving.quantization import NONE, Quantization, describe_format, find_quantization
 from tonnage.serving.stored_weights import stored_bytes
 
 PROMPT: Final = 8
@@ -132,7 +132,8 @@ def _how_to_load(network: ServedNetwork, wanted: Quantization) -> str | None:
     possible = [network.published.name]
     possible += BITSANDBYTES if network.published.name == NONE.name else []
     raise UsageError(
-        f"transformers does not turn the {network.published.name} weights of this folder into {wanted.name}; "
+        f"transformers does not turn the {describe_format(network.published)} weights of this folder into "
+        f"{describe_format(wanted)} ones; "
         f"possible: {', '.join(possible)}. Other formats need a checkpoint in them."
     )
 
@@ -165,6 +166,8 @@ def _load(folder: str, quantization: str | None, device: str, tokens: int, timeo
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     if found.get("out_of_memory"):
         raise OutOfDeviceMemory(f"{folder!r} does not fit on the device: {found['error']}")
+    if found.get("lacks_card"):
+        raise UsageError(f"--device {device}: {found['error'].partition(': ')[2]}; leave it out, or give cpu.")
     if found.get("is_incomplete"):
         raise UnreadableModel(f"{folder!r} is incomplete: {found['error']}")
     if "error" in found:

@@ -4,6 +4,7 @@ answer = estimate_serving(read_network("llama-3.1-8b"), ServeSettings(max_len=81
 answer.serving.kv_cache_tokens, answer.serving.starts
 """
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +18,10 @@ from tonnage.serving.facts import (
     Interval,
     VllmFacts,
     estimated_graphs,
+    first_without,
     graphs,
+    is_from,
+    least_capability,
     outside_torch,
     parse_engine,
     runs_second,
@@ -36,6 +40,12 @@ from tonnage.units import GIB, format_gib
 
 SOURCE: Final = "closed form"
 """Value of `Serving.engine` for an answer of this module."""
+
+_OTHER_HEADS: Final = re.compile(
+    r"For(?:\w+Classification|MaskedLM|PreTraining|QuestionAnswering|MultipleChoice|CTC|\w+Detection|"
+    r"\w+Segmentation|DepthEstimation|SequenceEmbedding|Retrieval)$"
+)
+"""Ends of the names of transformers' classes whose head gives no words of an answer."""
 
 _LEVELS: Final = "deepstack_visual_indexes"
 """Levels of Qwen3-VL's tower that layers of the text take: vLLM keeps a buffer of a step for each."""
@@ -119,6 +129,7 @@ def estimate_serving(network: ServedNetwork, settings: ServeSettings, cluster: C
     """
     full = complete(settings, network, cluster)
     check_extras(full, network)
+    _check_generates(network)
     text_layers = read_layers(network.config, element_bytes=full.kv_element_bytes, tp=settings.tp)
     stages = _stages(network, len(text_layers), settings)
     memories = [_stage_memory(index, stages, network, full, text_layers) for index in range(len(stages))]
@@ -141,6 +152,21 @@ def estimate_serving(network: ServedNetwork, settings: ServeSettings, cluster: C
             *_assumed(network, full, cluster),
             *describe_extras(network, full, worst.weights_bytes),
         ),
+    )
+
+
+def _check_generates(network: ServedNetwork) -> None:
+    """Raise CannotEstimate for an encoder, and for a network with another head than one of words."""
+    stated = network.config.get("architectures")
+    heads = [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
+    has_other_head = bool(heads) and all(map(_OTHER_HEADS.search, heads))
+    if not has_other_head and (network.shape is None or network.shape.causal):
+        return
+    kind = heads[0] if heads else network.config.get("model_type")
+    raise CannotEstimate(
+        f"{network.name} generates no text ({kind}), and what an engine makes of "
+        "such a network has no closed form; vLLM serves some for embeddings or classes, not for images: tonnage "
+        "dry-run --gpu NAME -- vllm serve MODEL --runner pooling."
     )
 
 
@@ -231,7 +257,7 @@ def _profile_facts(network: ServedNetwork, full: FullSettings, layers: tuple[Lay
         has_states=any(layer.kind == "state" for layer in layers),
         quantized=full.quantization.bits < 16,
     )
-    return with_second_runner(facts, full.engine.version) if second else facts
+    return with_second_runner(facts, full.engine.version, full.device.capability) if second else facts
 
 
 def _by_part(network: ServedNetwork, full: FullSettings, stage: range) -> dict[str, int]:
@@ -321,10 +347,29 @@ def _pool_bytes(
     return cache.bytes - _LOADING_BYTES, cache.bytes, cache.bytes
 
 
+def find_unsupported(full: FullSettings) -> str | None:
+    """Return why this version of vLLM does not serve such weights, or on such a card; None if it does."""
+    if full.engine.name != "vllm":
+        return None
+    version, device, weights = full.engine.version, full.device, full.quantization
+    has = ".".join(map(str, device.capability))
+    for name, what in (("any", ""), (weights.name, f" {weights.name} weights")):
+        least, since = least_capability(version, name)
+        if device.capability < least:
+            from_on = f"{'.'.join(map(str, least))} on" + (f" (since {since})" if since else "")
+            return f"compute capability {has} of {device.id} is too low: {full.engine} runs{what} from {from_on}"
+    without = first_without(weights.method)
+    if without is not None and is_from(version, without):
+        return f"{weights.method}, which {weights.name} weights need, is not in {full.engine}: it went with {without}"
+    return None
+
+
 def _why_not(full: FullSettings, worst: StageMemory, needed: int, longest: int) -> str | None:
     """Return why the engine does not start; None if it does."""
     device = full.device
     free = device.capacity_bytes - full.first_bytes
+    if (why := find_unsupported(full)) is not None:
+        return why
     if full.engine.name == "vllm" and device.capacity_bytes * full.utilization > free:
         return (
             f"at the start {format_gib(free)} of {format_gib(device.capacity_bytes)} are free, less than "

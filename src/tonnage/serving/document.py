@@ -81,6 +81,7 @@ def solution_to_json(solution: ServeSolution) -> dict[str, Any]:
             "max_len": question.max_len,
             "mean_prompt": question.lengths.mean_prompt,
             "mean_output": question.lengths.mean_output,
+            "refused": question.refused,
         },
         "found": solution.found,
         "plans": [_plan_to_json(plan, question.price) for plan in solution.plans],

@@ -100,7 +100,7 @@ def vllm_facts(version: tuple[int, ...]) -> VllmFacts:
 def runs_second(version: tuple[int, ...], kind: str, *, has_experts: bool, has_states: bool, quantized: bool) -> bool:
     """Return True if this version of vLLM runs a network of a kind with its second model runner."""
     entries = _tables()["second_runner"]
-    if not _is_from(version, entries[0]["since"]):
+    if not is_from(version, entries[0]["since"]):
         return False
     entry = _newest(entries, version)
     if entry.get("all"):
@@ -110,12 +110,39 @@ def runs_second(version: tuple[int, ...], kind: str, *, has_experts: bool, has_s
     return kind in entry["kinds"] or (entry.get("dense", False) and not has_experts and not has_states)
 
 
-def with_second_runner(facts: VllmFacts, version: tuple[int, ...]) -> VllmFacts:
-    """Return the facts of a version as its second model runner changes them."""
-    changes = dict(_tables()["second_runner_memory"])
-    estimates = _is_from(version, changes.pop("graphs_in_budget_since"))
+def with_second_runner(facts: VllmFacts, version: tuple[int, ...], capability: tuple[int, int]) -> VllmFacts:
+    """Return the facts of a version as its second model runner changes them on a card."""
+    changes, native = dict(_tables()["second_runner_memory"]), dict(_tables()["second_runner_native"])
+    estimates = is_from(version, changes.pop("graphs_in_budget_since"))
     source = (*facts.source, changes.pop("source"))
+    is_native = is_from(version, native.pop("since")) and capability < _numbers(native.pop("below"))
+    if is_native:
+        source = (*source, native.pop("source"))
+        changes |= native
     return replace(facts, source=source, graphs_in_budget=facts.graphs_in_budget and estimates, **changes)
+
+
+def least_capability(version: tuple[int, ...], name: str) -> tuple[tuple[int, ...], str | None]:
+    """Return the compute capability from which on a version of vLLM serves weights of a format, or `any`.
+
+    The second is the version since which it is another than before; None where it never was.  No limit is (0,).
+    """
+    entries = _tables()["capabilities"].get(name)
+    if entries is None:
+        return (0,), None
+    entry = _newest(entries, version)
+    return _numbers(entry["least"]), None if entry is entries[0] else entry["since"]
+
+
+def first_without(method: str) -> str | None:
+    """Return the first version of vLLM that has no such method of quantization; None: the newest has it."""
+    first: str | None = _tables()["removed_methods"].get(method)
+    return first
+
+
+def is_from(version: tuple[int, ...], since: str) -> bool:
+    """Return True if a version is not older than another."""
+    return (*version, 0, 0) >= _numbers(since)
 
 
 def outside_torch(version: tuple[int, ...], device: Device, *, tp: int, pp: int) -> Interval:
@@ -190,14 +217,9 @@ def published_quantization(name: str) -> str:
     return str(_tables()["published"].get(name, "none"))
 
 
-def _is_from(version: tuple[int, ...], since: str) -> bool:
-    """Return True if a version is not older than another."""
-    return (*version, 0, 0) >= _numbers(since)
-
-
 def _newest(entries: list[dict[str, Any]], version: tuple[int, ...]) -> dict[str, Any]:
     """Return the newest entry that is not newer than a version; the oldest, for one before."""
-    return ([entry for entry in entries if _is_from(version, entry["since"])] or entries[:1])[-1]
+    return ([entry for entry in entries if is_from(version, entry["since"])] or entries[:1])[-1]
 
 
 def _interval(entry: Mapping[str, Any]) -> Interval:

@@ -63,6 +63,14 @@ class Lengths:
     def _sigma(self) -> float:
         return math.log(self.p95 / self.p50) / _Z95
 
+    def share_from(self, tokens: int) -> float:
+        """Return the part of the prompts that have so many tokens or more."""
+        if self.stated:
+            return sum(prompt >= tokens for prompt, _ in self.stated) / len(self.stated)
+        if self._sigma == 0:
+            return float(self.p50 >= tokens)
+        return 0.5 * math.erfc(math.log(tokens / self.p50) / (self._sigma * math.sqrt(2)))
+
     def draw(self, count: int, *, most: int, seed: int = 0) -> "Requests":
         """Return so many requests of at most `most` tokens, prompt and answer together: longer ones are cut.
 

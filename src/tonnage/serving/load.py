@@ -33,6 +33,9 @@ class Load:
     slots: Contiguous | None
     """The same pool in slots of the maximal length."""
 
+    refused: float = 0.0
+    """Part of the prompts that the engine refuses: they leave no room for an answer in the maximal length."""
+
     def to_json(self) -> dict[str, Any]:
         """Return the load as a document."""
         return {
@@ -40,6 +43,7 @@ class Load:
             "mean_prompt": self.lengths.mean_prompt,
             "mean_output": self.lengths.mean_output,
             "rate": self.lengths.rate,
+            "refused": self.refused,
             "speed": None if self.speed is None else asdict(self.speed),
             "paged": None if self.paged is None else asdict(self.paged),
             "contiguous": None if self.slots is None else asdict(self.slots),
@@ -55,9 +59,9 @@ def serve_load(estimate: ServingEstimate, lengths: Lengths, concurrency: int | N
     if full.stated.no_prefix_caching:
         lengths = replace(lengths, prefix=0)
     together = full.max_seqs if concurrency is None else concurrency
-    speed = _known_speed(estimate, lengths, together)
+    speed, refused = _known_speed(estimate, lengths, together), lengths.share_from(full.max_len)
     if len(layout.groups) != 1 or layout.groups[0].kind != "full":
-        return Load(lengths=lengths, concurrency=together, speed=speed, paged=None, slots=None)
+        return Load(lengths=lengths, concurrency=together, speed=speed, paged=None, slots=None, refused=refused)
     requests = lengths.draw(REQUESTS, most=full.max_len)
     paged = None
     for _ in range(_ROUNDS if lengths.rate is not None and concurrency is None else 1):
@@ -74,7 +78,7 @@ def serve_load(estimate: ServingEstimate, lengths: Lengths, concurrency: int | N
         )
         paged = simulate(requests, engine)
     slots = contiguous(requests, pool_tokens=estimate.pool.blocks * layout.block_tokens, max_len=full.max_len)
-    return Load(lengths=lengths, concurrency=together, speed=speed, paged=paged, slots=slots)
+    return Load(lengths=lengths, concurrency=together, speed=speed, paged=paged, slots=slots, refused=refused)
 
 
 def _known_speed(estimate: ServingEstimate, lengths: Lengths, together: int) -> ServingSpeed | None:

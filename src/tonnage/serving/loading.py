@@ -30,6 +30,10 @@ class Incomplete(Exception):
     """A folder that lacks tensors of its network."""
 
 
+class NoCard(Exception):
+    """A device that this machine does not have."""
+
+
 def main(arguments: list[str]) -> int:
     """Load, generate, write what was measured, and return 0; an error is written too."""
     wanted, file = json.loads(arguments[0]), Path(arguments[1])
@@ -39,7 +43,7 @@ def main(arguments: list[str]) -> int:
         out_of_memory = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
         words = " ".join(str(error).split())
         found = {"error": f"{type(error).__name__}: {words[:400]}", "out_of_memory": out_of_memory}
-        found["is_incomplete"] = isinstance(error, Incomplete)
+        found |= {"is_incomplete": isinstance(error, Incomplete), "lacks_card": isinstance(error, NoCard)}
     file.write_text(json.dumps(found), encoding="utf-8")
     return 0
 
@@ -54,6 +58,8 @@ def measure(*, folder: str, quantization: str | None, device: str, prompt: int, 
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise NoCard(f"torch {torch.__version__} finds no GPU of NVIDIA on this machine")
     how: dict[str, Any] = {}
     if quantization is not None:
         how["quantization_config"] = transformers.BitsAndBytesConfig(**BITSANDBYTES[quantization])

@@ -7,12 +7,19 @@ from typing import Any, Final
 
 from tonnage.catalog.configurations import find_config_file, read_config, resolve
 from tonnage.catalog.models import find_model
-from tonnage.errors import CannotEstimate, UnknownNetwork, UnreadableModel
+from tonnage.errors import CannotEstimate, UnknownNetwork, UnreadableModel, UsageError
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.options import is_amount
 from tonnage.serving.facts import published_quantization
-from tonnage.serving.quantization import NONE, Quantization, find_quantization, read_quantization
+from tonnage.serving.quantization import (
+    NONE,
+    QUANTIZATIONS,
+    Quantization,
+    describe_format,
+    find_quantization,
+    read_quantization,
+)
 from tonnage.serving.safetensors import StoredTensor, read_folder
 from tonnage.timing.kinds import read_shape
 from tonnage.timing.shape import Shape
@@ -51,6 +58,32 @@ class ServedNetwork:
     def has_towers(self) -> bool:
         """Return True if images or sounds enter the network too."""
         return bool(self.tower_elements) or any(name in self.config for name in _TOWERS)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Return True if the user's own folder or file says that its weights are quantized."""
+        return self.published.bits < NONE.bits and find_model(self.model) is None
+
+    def load_as(self, word: str | None) -> Quantization:
+        """Return the format in which an engine loads the weights, with this word of `--quantization`.
+
+        A word for the method of the weights as they are leaves them so.  Raises UsageError for a format into which
+        they cannot be turned.
+        """
+        published, wanted = self.published, self.published if word is None else find_quantization(word)
+        if wanted.name == published.name or (wanted.method and wanted.method == published.method):
+            return published
+        if self.is_quantized or (published.bits < NONE.bits and wanted.online):
+            raise UsageError(
+                f"{self.name} has {published.name} weights already, and engines refuse another --quantization; leave "
+                f"it out, or name a checkpoint with {describe_format(NONE if wanted.online else wanted)} weights."
+            )
+        if wanted.experts_only and self.shape is not None and not self.shape.experts:
+            raise UsageError(
+                f"{wanted.name} is a format of experts, and {self.name} has none; possible: "
+                f"{', '.join(item.name for item in QUANTIZATIONS if not item.experts_only)}."
+            )
+        return wanted
 
     @property
     def rotary_positions(self) -> int:

@@ -25,6 +25,7 @@ from tonnage.serving.closed_form import ServingEstimate, estimate_serving
 from tonnage.serving.extras import has_adapters
 from tonnage.serving.lengths import Lengths
 from tonnage.serving.network import ServedNetwork
+from tonnage.serving.quantization import describe_format
 from tonnage.serving.settings import ServeSettings
 from tonnage.serving.speed import ServingSpeed, held_requests, serving_speed
 from tonnage.units import format_gib
@@ -80,6 +81,11 @@ class Question:
         rounded = ceil(needed / _ROUNDING) * _ROUNDING
         return min(rounded, self.network.max_positions or rounded)
 
+    @property
+    def refused(self) -> float:
+        """Return the part of the prompts that an engine refuses: they leave no room for an answer."""
+        return self.lengths.share_from(self.max_len)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
@@ -119,7 +125,7 @@ class ServePlan:
         words = [f"{name} {getattr(self.settings, name)}" for name in ("tp", "pp", "dp", "ep")]
         chosen = [word for word in words if not word.endswith(" 1")]
         weights = self.estimate.settings.quantization
-        chosen.append(f"{weights.name} weights" if weights.bits < 16 else "16-bit weights")
+        chosen.append(f"{describe_format(weights)} weights")
         chosen.append("fp8 KV cache" if self.settings.kv_dtype.startswith("fp8") else "16-bit KV cache")
         if has_adapters(self.settings):
             chosen.append("adapters")

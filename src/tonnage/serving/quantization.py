@@ -41,6 +41,8 @@ class Quantization:
     """True if an engine quantizes 16-bit weights while it loads them; else the checkpoint is quantized already."""
     flags: Mapping[str, str] | None = None
     """vLLM's options for it; None: the checkpoint's configuration states it."""
+    method: str = ""
+    """vLLM's method for it, as configurations name it in `quant_method`."""
 
     def bytes(self, rows: int, columns: int) -> int:
         """Return the bytes of a matrix of so many outputs and inputs, with its scales and zero points."""
@@ -73,13 +75,30 @@ QUANTIZATIONS: Final = (
         activation_bytes=1,
         online=True,
         flags={"--quantization": "fp8"},
+        method="fp8",
     ),
-    Quantization(name="fp8-channel", bits=8, scale_bytes=4, computes_as="fp8", activation_bytes=1),
     Quantization(
-        name="fp8-block", bits=8, scale_bytes=4, group=128, square=True, computes_as="fp8", activation_bytes=1
+        name="fp8-channel",
+        bits=8,
+        scale_bytes=4,
+        computes_as="fp8",
+        activation_bytes=1,
+        method="compressed-tensors",
     ),
-    Quantization(name="int8", bits=8, scale_bytes=4, computes_as="int8", activation_bytes=1),
-    Quantization(name="int8-weight", bits=8, scale_bytes=2, group=128),
+    Quantization(
+        name="fp8-block",
+        bits=8,
+        scale_bytes=4,
+        group=128,
+        square=True,
+        computes_as="fp8",
+        activation_bytes=1,
+        method="fp8",
+    ),
+    Quantization(
+        name="int8", bits=8, scale_bytes=4, computes_as="int8", activation_bytes=1, method="compressed-tensors"
+    ),
+    Quantization(name="int8-weight", bits=8, scale_bytes=2, group=128, method="gptq"),
     Quantization(
         name="nf4",
         bits=4,
@@ -88,12 +107,17 @@ QUANTIZATIONS: Final = (
         scratch_bits=16,
         online=True,
         flags={"--quantization": "bitsandbytes"},
+        method="bitsandbytes",
     ),
-    Quantization(name="nf4-double", bits=4, scale_bytes=1 + 4 / 256, group=64, scratch_bits=16),
-    Quantization(name="gptq-int4", bits=4, scale_bytes=2, zero_bits=4, group=128),
-    Quantization(name="awq-int4", bits=4, scale_bytes=2, zero_bits=4, group=128),
-    Quantization(name="mxfp4", bits=4, scale_bytes=1, group=32, experts_only=True),
-    Quantization(name="nvfp4", bits=4, scale_bytes=1, group=16, computes_as="fp4", activation_bytes=1),
+    Quantization(
+        name="nf4-double", bits=4, scale_bytes=1 + 4 / 256, group=64, scratch_bits=16, method="bitsandbytes"
+    ),
+    Quantization(name="gptq-int4", bits=4, scale_bytes=2, zero_bits=4, group=128, method="gptq"),
+    Quantization(name="awq-int4", bits=4, scale_bytes=2, zero_bits=4, group=128, method="awq"),
+    Quantization(name="mxfp4", bits=4, scale_bytes=1, group=32, experts_only=True, method="mxfp4"),
+    Quantization(
+        name="nvfp4", bits=4, scale_bytes=1, group=16, computes_as="fp4", activation_bytes=1, method="modelopt_fp4"
+    ),
 )
 """All formats, in the order of help texts."""
 
@@ -125,9 +149,19 @@ def find_quantization(name: str) -> Quantization:
     raise UsageError(f"Unknown quantization {name!r}.{hint} Possible: {', '.join(NAMES)}.")
 
 
+def describe_format(quantization: Quantization) -> str:
+    """Return the format in a word or two that stand before `weights`: `fp8`, `16-bit`."""
+    return quantization.name if quantization.bits < NONE.bits else "16-bit"
+
+
 def read_quantization(stated: Mapping[str, Any]) -> Quantization:
     """Return the format of a checkpoint's `quantization_config`.  Raises CannotEstimate for an unknown one."""
     method = str(stated.get("quant_method") or stated.get("quant_algo") or "").lower()
+    return replace(_read_method(method, stated), method=method.removesuffix("_marlin"))
+
+
+def _read_method(method: str, stated: Mapping[str, Any]) -> Quantization:
+    """Return the format of a checkpoint of a method."""
     try:
         if method == "fp8" and stated.get("weight_block_size"):
             return replace(find_quantization("fp8-block"), group=_whole(stated["weight_block_size"][0]))

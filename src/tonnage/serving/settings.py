@@ -10,7 +10,7 @@ from tonnage.options import check_number, check_switch, is_number, spell_option
 from tonnage.serving.facts import ENGINES, Engine, parse_engine, sglang_facts, vllm_facts
 from tonnage.serving.kv_cache import BLOCK_TOKENS
 from tonnage.serving.network import ServedNetwork
-from tonnage.serving.quantization import Quantization, find_quantization
+from tonnage.serving.quantization import Quantization
 from tonnage.units import GIB
 
 KV_DTYPES: Final = {"auto": 2.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0}
@@ -184,7 +184,6 @@ def complete(settings: ServeSettings, network: ServedNetwork, cluster: Cluster) 
         seqs, tokens = 1024, 8192  # the fallbacks of its ContinuousBatchingConfig
     if utilization is None:
         utilization = _usual_utilization(engine, device)
-    quantization = network.published if settings.quantization is None else find_quantization(settings.quantization)
     max_seqs = settings.max_seqs or seqs
     max_batched = settings.max_batched_tokens or min(max(tokens, max_seqs), max_seqs * max_len)
     if max_batched < max_seqs:
@@ -201,7 +200,7 @@ def complete(settings: ServeSettings, network: ServedNetwork, cluster: Cluster) 
         max_batched_tokens=max_batched,
         utilization=utilization,
         kv_element_bytes=KV_DTYPES[settings.kv_dtype],
-        quantization=quantization,
+        quantization=network.load_as(settings.quantization),
         first_bytes=_first_bytes(settings, cluster),
     )
 
