@@ -190,3 +190,28 @@ def test_the_how_to_shows_what_is_printed(tonnage, monkeypatch):
     shown = page.split("$ tonnage ")[1].split("```")[0].splitlines()
     printed = tonnage(*shown[0].split()).out.splitlines()
     assert [line for line in shown[1:] if line != "..." and line not in printed] == []
+
+
+def test_a_serving_plan_is_estimated_again_and_is_none_of_training(tonnage, tmp_path):
+    file = tmp_path / "serve.toml"
+    asked = ("--task", "serve", "--gpu", "h100-80gb", "--max-len", "2k", "--concurrency", "8")
+    assert tonnage("plan", "llama-3.2-1b", *asked, "--save", str(file)).code == 0
+    again = json.loads(tonnage("estimate", "--plan", str(file), "--json").out)
+    assert (again["job"]["max_len"], again["job"]["max_seqs"]) == (2048, 8)
+    other = json.loads(tonnage("estimate", "--plan", str(file), "--gpu", "t4", "--max-len", "1k", "--json").out)
+    assert (other["job"]["max_len"], other["cluster"]["gpu"]) == (1024, "t4")
+    refused = tonnage("train", str(file), "--model", "m", "--data", "d", "--out", str(tmp_path / "out"))
+    assert refused.code == 2
+    assert is_one_line(refused.err)
+    assert "is a serving plan" in refused.err
+    assert f"tonnage estimate --plan {file}" in refused.err
+
+
+def test_prompts_that_the_engine_refuses_are_counted(tonnage):
+    asked = ("llama-3.2-1b", "--task", "serve", "--gpu", "t4", "--max-len", "1024", "--lengths", "p50=1000,p95=4000")
+    shown = tonnage("plan", *asked, "--concurrency", "4")
+    assert shown.code == 0
+    assert "the engine refuses 48.9 % of the prompts, of 1,024 tokens (--max-len) or more" in " ".join(
+        shown.out.split()
+    )
+    assert json.loads(tonnage("estimate", *asked, "--json").out)["load"]["refused"] == pytest.approx(0.489, abs=1e-3)

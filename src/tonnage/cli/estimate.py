@@ -102,9 +102,16 @@ def estimate(
 
     Example: tonnage estimate llama-3.1-8b --gpu 8xA100-80GB --seq-len 8192 --shard zero3 --checkpointing full
     """
+    from tonnage.serving import plan_file as serve_files
     from tonnage.serving.tasks import check_task
 
     serving = take_serving(options)
+    served = serve_files.read(plan) if plan is not None and serve_files.is_serve_file(plan) else None
+    if served is not None:
+        task, plan, model = "serve", None, model or served.model
+        serving = {**served.settings.stated(), **serving}
+        if gpu is None and not here:
+            gpu, gpu_memory = served.gpu, gpu_memory or served.gpu_memory_bytes
     others = {
         "plan": plan,
         "rank": rank,

@@ -168,6 +168,11 @@ def read(path: Path) -> PlanFile:
         raise UnreadableFile(
             f"{path} has schema_version {_spell_value(version)}; this tonnage reads {SCHEMA_VERSION}."
         )
+    if document.get("task") == "serve":
+        raise UsageError(
+            f"{path} is a serving plan, not one of training; tonnage estimate --plan {path} answers it, and tonnage "
+            f"export {path} --to vllm writes what starts it."
+        )
     known = ("model", "gpu", "gpu_memory_bytes", "host_memory_bytes", *_TABLES)
     _check_keys(document, known, f"{path}")
     read_options: dict[str, Any] = {}
