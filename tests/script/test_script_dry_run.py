@@ -53,3 +53,21 @@ def test_a_time_out_names_what_takes_less_time(command: str, processes: tuple[st
     with pytest.raises(TrialFailed, match=r"stopped after 9 s.*--timeout") as raised:
         ending.judge(command.split(), nothing, None, 3, 9.0)
     assert ("--rank 0" in str(raised.value)) == names_rank
+
+
+@pytest.mark.parametrize(
+    ("words", "failure", "hub"),
+    [
+        (["vllm", "serve", "qwen3-0.6b"], "LocalEntryNotFoundError: no snapshot", "Qwen/Qwen3-0.6B"),
+        (
+            ["python", "run.py", "--model=llama-3.1-8b"],
+            "connect to 'https://huggingface.co'",
+            "meta-llama/Llama-3.1-8B",
+        ),
+        (["vllm", "serve", "Qwen/Qwen3-0.6B"], "LocalEntryNotFoundError: no snapshot", None),
+        (["python", "run.py", "qwen3-0.6b"], "ValueError: 3 is not 4", None),
+    ],
+)
+def test_a_name_of_the_catalog_that_a_program_asked_the_hub_for(words, failure, hub):
+    hint = ending.name_on_the_hub(words, failure)
+    assert hint.endswith(f"is {hub}.") if hub else not hint

@@ -169,7 +169,10 @@ def run(
         made = replace(again, results=again.results.with_counted_steps(made.results))
     serves = engine_results.is_serving(made.results)
     how = engine_results.judge(made.results, made.ended, timeout_seconds) if serves else None
-    notes = ending.judge(made.command, made.results, made.ended, steps, timeout_seconds) if how is None else how
+    try:
+        notes = ending.judge(made.command, made.results, made.ended, steps, timeout_seconds) if how is None else how
+    except TrialFailed as failure:
+        raise TrialFailed(f"{failure}{ending.name_on_the_hub(command, str(failure))}") from None
     notes += [ending.note_shared(card, made.results.names, cluster) for card in made.cards if len(card.holders) > 1]
     summed = estimate_from_traces(
         made.results.traces or [_UNUSED],

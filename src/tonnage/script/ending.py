@@ -9,6 +9,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from tonnage.catalog.models import find_model
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, TrialFailed
 from tonnage.ghost import cards
@@ -44,6 +45,9 @@ _MOST_NAMES: Final = 4
 
 _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "/torch/")
 """Parts of the paths of frames that are not in the program's own code."""
+
+_NOT_ON_THE_HUB: Final = re.compile(r"huggingface|repository|cached (?:snapshot|files)|repo[ _]id|LocalEntryNotFound")
+"""Words of the errors about a model that is neither on this machine nor, by its name, on the Hub."""
 
 _FORKED: Final = re.compile(r" \w*(Process|Worker)-\d")
 """Part of the name of a process that Python's multiprocessing has started."""
@@ -121,6 +125,19 @@ def judge(
     if ended < 0:
         notes.append(f"Signal {-ended} ended the process at its exit, after everything had been recorded.")
     return notes
+
+
+def name_on_the_hub(command: list[str], failure: str) -> str:
+    """Return how the Hub calls a model that the command names as the catalog does, where it was not found; or "".
+
+    A program that asks the Hub gets no model of a name without an owner.
+    """
+    values = (word.rpartition("=")[2] for word in command)
+    models = ((value, find_model(value)) for value in values if "/" not in value)
+    known = next(((value, model) for value, model in models if model is not None), None)
+    if known is None or _NOT_ON_THE_HUB.search(failure) is None:
+        return ""
+    return f" {known[0]} is a name of tonnage's catalog; the Hub's, which programs need, is {known[1].hub}."
 
 
 def _note_afterwards(results: ProcessResults, ended: int | None) -> list[str]:
