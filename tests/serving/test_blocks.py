@@ -298,3 +298,40 @@ def test_share_of_long_prompts(text, tokens, share):
 def test_share_of_long_prompts_of_a_file(tmp_path):
     (tmp_path / "lengths").write_text("100\n200,5\n300\n400\n")
     assert parse_lengths(str(tmp_path / "lengths")).share_from(300) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [
+        ("p50=1000,p95=4000", 18_432),
+        ("p50=1k,p95=1m", 131_072),
+        ("p50=100,output=100000", 4096),
+        ("p50=100,output=1", 4096),
+        ("p50=200,p95=3000,output=1", 1000),
+    ],
+)
+def test_means_of_requests_that_are_cut_to_the_longest(text, most):
+    lengths = parse_lengths(text)
+    drawn = lengths.draw(200_000, most=most)
+    prompt, output = lengths.means_within(most)
+    assert prompt == pytest.approx(drawn.prompts.mean(), rel=0.02)
+    assert output == min(lengths.output, most - prompt)
+
+
+def test_means_of_the_requests_of_a_file_that_are_cut(tmp_path):
+    (tmp_path / "lengths").write_text("100,50\n300,500\n")
+    assert parse_lengths(str(tmp_path / "lengths")).means_within(201) == (150, (50 + 1) / 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "need at least p50"),
+        (" ,", "need at least p50"),
+        ("p50=9,p50=9", "state p50 twice"),
+        ("p50=9,prefix=9", "prefix is 9, and half of the prompts have at most 9"),
+    ],
+)
+def test_lengths_that_say_nothing_or_too_much(text, words):
+    with pytest.raises(UsageError, match=words):
+        parse_lengths(text)

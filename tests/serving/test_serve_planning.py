@@ -92,6 +92,7 @@ def test_the_smallest_card_and_the_fewest():
     assert fewest.found == "min-gpus 2"
     formats = find_limit("quantization", ask("qwen3-32b", "l40s", 4))
     assert formats.found == "quantization fp8"
+    assert find_limit("quantization", ask("gpt-oss-20b", "t4", 4)).status == "too_large"
     with pytest.raises(UsageError, match="max-seq-len"):
         find_limit("max-seq-len", ask("qwen3-32b", "l40s"))
 

@@ -125,5 +125,5 @@ def export_serve(plan: Path, to: str, out: Path | None, *, force: bool, json: bo
 
 def join_lengths(options: dict[str, Any]) -> str | None:
     """Return the lengths of requests as one text, taken out of the options of training, which list them."""
-    listed = options.pop("lengths", ())
-    return ",".join(listed) if listed else None
+    listed = options.pop("lengths", None)
+    return None if listed is None else ",".join(listed)

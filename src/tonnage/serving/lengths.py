@@ -63,6 +63,22 @@ class Lengths:
     def _sigma(self) -> float:
         return math.log(self.p95 / self.p50) / _Z95
 
+    def means_within(self, most: int) -> tuple[float, float]:
+        """Return the mean prompt and answer where a request has at most `most` tokens: longer prompts are cut, and an
+        answer has the stated mean where there is room for it."""
+        if self.stated:
+            prompts = [min(prompt, most - 1) for prompt, _ in self.stated]
+            outputs = [min(out, most - prompt) for (_, out), prompt in zip(self.stated, prompts, strict=True)]
+            return sum(prompts) / len(prompts), sum(outputs) / len(outputs)
+        part = self.share_from(most)
+        prompt = float(min(self.p50, most - 1)) if self._sigma == 0 else part * (most - 1) + self._mean_below(most)
+        return prompt, min(float(self.output), most - prompt)
+
+    def _mean_below(self, tokens: int) -> float:
+        """Return the mean of the prompts of fewer tokens, times their part of all (of a lognormal distribution)."""
+        above = math.log(tokens / self.p50) / self._sigma - self._sigma
+        return float(self.mean_prompt * 0.5 * math.erfc(-above / math.sqrt(2)))
+
     def share_from(self, tokens: int) -> float:
         """Return the part of the prompts that have so many tokens or more."""
         if self.stated:
@@ -113,19 +129,25 @@ class Requests:
 
 def parse_lengths(text: str) -> Lengths:
     """Return the lengths that a text or a file states.  Raises UsageError, UnreadableFile."""
-    if "=" not in text:
+    if "=" not in text and text.strip(" ,"):
         return _read_file(Path(text).expanduser())
     values: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = part.partition("=")
         if name not in _KEYS:
             raise UsageError(f"Unknown {name!r} in lengths; possible: {', '.join(_KEYS)}, or a file.")
+        if name in values:
+            raise UsageError(f"lengths state {name} twice; give it once.")
         values[name] = _rate(value) if name == "rate" else parse_length(value, least=0 if name == "prefix" else 1)
     if "p50" not in values:
         raise UsageError("lengths need at least p50, the median prompt: p50=800,p95=6000.")
     p50, p95 = int(values["p50"]), int(values.get("p95", values["p50"]))
     if p95 < p50:
         raise UsageError(f"p95 is {p95:,}, less than p50, which is {p50:,}.")
+    if values.get("prefix", 0) >= p50:
+        raise UsageError(
+            f"prefix is {values['prefix']:,}, and half of the prompts have at most {p50:,} tokens; give fewer than these."
+        )
     return Lengths(
         p50=p50,
         p95=p95,

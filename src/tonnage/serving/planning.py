@@ -496,7 +496,8 @@ def _counts(question: Question) -> Iterator[Variant]:
 
 def _formats(question: Question) -> Iterator[Variant]:
     has_fp8 = question.cluster.device.capability >= _FP8
-    for name in (None, *(["fp8"] if has_fp8 else ["int8"]), "awq-int4"):
+    others = ["fp8" if has_fp8 else "int8", "awq-int4"] if question.network.published.bits == 16 else []
+    for name in (None, *others):
         stated = question.stated.changed(quantization=name)
         words = question.network.published.name if name is None else name
         yield (

@@ -242,9 +242,10 @@ def serving_speed(estimate: ServingEstimate, lengths: Lengths, concurrency: int)
     gained = _tokens_per_step(full.stated)
     if full.stated.no_prefix_caching:
         lengths = replace(lengths, prefix=0)
-    prompt, output = lengths.mean_prompt - lengths.prefix, lengths.mean_output
+    mean, output = lengths.means_within(estimate.settings.max_len)
+    prompt = mean - lengths.prefix
     running = running_together(estimate, lengths, concurrency) / replicas
-    context = lengths.mean_prompt + output / 2
+    context = mean + output / 2
     room = max(1.0, full.max_batched_tokens - running)
     cycle = max(output / gained, running * prompt / room)
     share = min(room, running * prompt / cycle)
@@ -337,7 +338,7 @@ def held_requests(estimate: ServingEstimate, lengths: Lengths) -> float:
     layout, pool = estimate.worst.layout, estimate.pool
     if not layout.groups:
         return float("inf")
-    length = max(1, round(lengths.mean_prompt - lengths.prefix + lengths.mean_output))
+    length = max(1, round(sum(lengths.means_within(estimate.settings.max_len)) - lengths.prefix))
     batched = estimate.request.batched_tokens
     shared = layout.request_blocks(Request(length=lengths.prefix, batched_tokens=batched)) if lengths.prefix else 0
     return max(0, pool.blocks - shared) / layout.request_blocks(Request(length=length, batched_tokens=batched))
