@@ -8,12 +8,13 @@ import pytest
 from tonnage.catalog.devices import parse_cluster
 from tonnage.catalog.models import find_model
 from tonnage.errors import UnreadableFile, UsageError
+from tonnage.report.serving_plans import render
 from tonnage.serving import plan_file
 from tonnage.serving.exports import TARGETS, engine_command, export_serving
 from tonnage.serving.lengths import Lengths
 from tonnage.serving.network import read_network
 from tonnage.serving.planning import Question, candidates, evaluate, find_limit, plan_serving
-from tonnage.serving.settings import ServeSettings
+from tonnage.serving.settings import ServeSettings, complete
 
 LENGTHS = Lengths(p50=1000, p95=4000, output=300)
 
@@ -201,3 +202,48 @@ def test_where_nothing_serves_other_gpus_and_fewer_requests_are_priced():
     assert more.price == pytest.approx(0.8 * more.plan.estimate.cluster.gpus)
     assert gpus[1].price is None
     assert all(remedy.plan.held >= 400 for remedy in gpus)
+
+
+def best_for(engine, target, **settings):
+    stated = ServeSettings(engine=engine, **settings)
+    solution = plan_serving(ask("llama-3.2-1b", "l4", 1, stated=stated, fixed=frozenset({"engine", *settings})))
+    return solution, export_serving(target, solution.plans[0].estimate)
+
+
+@pytest.mark.parametrize(
+    ("engine", "target", "is_said"),
+    [
+        ("vllm", "vllm", False),
+        ("vllm", "compose", False),
+        ("vllm", "sglang", True),
+        ("sglang", "sglang", False),
+        ("sglang", "kubernetes", True),
+        ("transformers", "vllm", True),
+    ],
+)
+def test_a_plan_for_one_engine_is_no_promise_for_another(engine, target, is_said):
+    solution, exported = best_for(engine, target)
+    assert any(f"was computed for {engine} " in note for note in exported.notes) == is_said
+    if is_said:
+        assert "gpu-memory-utilization" not in exported.files[0][1]
+        assert "mem-fraction-static" not in exported.files[0][1]
+    command = solution.to_json()["plans"][0]["command"]
+    assert (command is None) == (engine == "transformers")
+    assert ("'s command" in render(solution)) == (engine != "transformers")
+
+
+def test_both_engines_quantize_while_they_load():
+    for engine in ("sglang", "vllm@0.27.0"):
+        solution, _ = best_for(engine, engine.partition("@")[0], quantization="nf4")
+        assert "--quantization bitsandbytes" in solution.to_json()["plans"][0]["command"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tp", "part", "chunk"),
+    [("t4", 1, 0.75, 2048), ("l4", 1, 0.695, 4096), ("l40s", 1, 0.849, 4096), ("4xh100-80gb", 4, 0.823, 8192)],
+)
+def test_sglang_takes_what_a_card_of_its_size_can(gpu, tp, part, chunk):
+    """As `handle_gpu_memory_settings` of SGLang 0.5.23."""
+    stated = ServeSettings(engine="sglang", max_len=4096, tp=tp)
+    full = complete(stated, read_network("llama-3.2-1b", offline=True), parse_cluster(gpu))
+    assert (full.utilization, full.max_batched_tokens) == (pytest.approx(part, abs=0.002), chunk)

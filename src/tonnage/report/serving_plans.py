@@ -8,7 +8,7 @@ from rich.text import Text
 
 from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, Canvas, draw, text, title
 from tonnage.report.serving import say_refused
-from tonnage.serving.exports import engine_command, notes_of
+from tonnage.serving.exports import notes_of, own_command
 from tonnage.serving.planning import ServePlan, ServeSolution
 from tonnage.serving.speed import INTERVAL
 from tonnage.units import format_gib
@@ -19,9 +19,8 @@ def render(solution: ServeSolution, *, width: int = 100, colour: bool = False, u
     canvas = Canvas.of(width=width, colour=colour, unicode=unicode, least=LEAST_OF_PLANS)
     shown = draw(_parts(solution, canvas), canvas)
     plan = solution.plans[0] if solution.plans else None
-    if plan is not None:
-        return f"{shown}\n  {engine_command(plan.estimate.settings.engine.name, plan.estimate)}\n"
-    return shown
+    command = None if plan is None else own_command(plan.estimate)
+    return shown if command is None else f"{shown}\n  {command}\n"
 
 
 def _parts(solution: ServeSolution, canvas: Canvas) -> Iterator[Text | Table | Padding]:
@@ -45,7 +44,8 @@ def _parts(solution: ServeSolution, canvas: Canvas) -> Iterator[Text | Table | P
         if len(solution.plans) > 1:
             yield from _others(solution, canvas)
         yield from _assumed(best, canvas)
-        yield title(f"{best.estimate.settings.engine.name}'s command")
+        if own_command(best.estimate) is not None:
+            yield title(f"{best.estimate.settings.engine.name}'s command")
         return
     rows.add_row(Text("DOES NOT SERVE", style=BAD), text(_nearest_words(solution), "bold"))
     rows.add_row("", text(f"{question.network.name} on {question.cluster}: {load}"))

@@ -131,7 +131,7 @@ def _why_not(answer: ServingAnswer, python: str | None) -> str | None:
     if asked and installed.split(".")[: len(asked.split("."))] != asked.split("."):
         return f"{engine} {installed} is installed, and {asked} was asked about"
     states_format = network.is_quantized and Path(network.model).is_dir()
-    is_online = full.quantization.flags is not None and (engine == "vllm" or full.quantization.name == "fp8")
+    is_online = full.quantization.flags is not None
     if full.quantization.bits < 16 and not is_online and not states_format:
         return f"the engine needs a checkpoint in {full.quantization.name}"
     if network.has_towers and not _has_processor(network):

@@ -6,7 +6,7 @@ from typing import Any
 
 from tonnage.serving.advice import ServingAdvice, needed_bytes
 from tonnage.serving.closed_form import SOURCE, ServingEstimate
-from tonnage.serving.exports import engine_command
+from tonnage.serving.exports import own_command
 from tonnage.serving.planning import ServePlan, ServeSolution
 
 SCHEMA_VERSION = 1
@@ -102,7 +102,7 @@ def _plan_to_json(plan: ServePlan, price: float | None) -> dict[str, Any]:
         "speed": None if plan.speed is None else asdict(plan.speed),
         "simulation": None if plan.simulation is None else asdict(plan.simulation),
         "cost_per_million_tokens": plan.cost_per_million(price),
-        "command": engine_command(plan.estimate.settings.engine.name, plan.estimate),
+        "command": own_command(plan.estimate),
     }
 
 

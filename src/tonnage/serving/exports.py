@@ -19,6 +19,7 @@ from tonnage.serving.kv_cache import BLOCK_TOKENS
 from tonnage.serving.settings import FullSettings, ServeSettings
 
 TARGETS: Final = ("vllm", "sglang", "compose", "kubernetes")
+ENGINES_WITH_COMMANDS: Final = ("vllm", "sglang")
 PORT: Final = 8000
 
 _VLLM_LIMITS: Final = ("--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--gpu-memory-utilization")
@@ -59,7 +60,9 @@ def notes_of(estimate: ServingEstimate) -> tuple[str, ...]:
 
 def vllm_words(estimate: ServingEstimate) -> list[str]:
     """Return `vllm serve` with every setting of the estimate."""
-    limits = dict(zip(_VLLM_LIMITS, _limits(estimate.settings), strict=True))
+    limits: dict[str, float | None] = dict(zip(_VLLM_LIMITS, _limits(estimate.settings), strict=True))
+    if estimate.settings.engine.name != "vllm":
+        del limits[_VLLM_LIMITS[-1]]  # another engine's part of the card is of something else
     return ["vllm", "serve", repository(estimate.network.model), *_flags(estimate, limits)]
 
 
@@ -139,14 +142,21 @@ def _sglang_flags(estimate: ServingEstimate, limits: Mapping[str, float | None])
     words += ["--ep-size", f"{stated.ep}"] if stated.ep > 1 else []
     words += _spell_limits(limits)
     words += ["--kv-cache-dtype", "fp8_e4m3"] if stated.kv_dtype.startswith("fp8") else []
-    if full.quantization.name == "fp8" and estimate.network.published.name != "fp8":
-        words += ["--quantization", "fp8"]
+    if full.quantization.flags is not None and full.quantization.name != estimate.network.published.name:
+        words += [word for pair in full.quantization.flags.items() for word in pair]
+        words += ["--load-format", "bitsandbytes"] if full.quantization.method == "bitsandbytes" else []
     return [*words, *(["--disable-cuda-graph"] if stated.eager else [])]
 
 
 def _spell_limits(limits: Mapping[str, float | None]) -> list[str]:
     spelled = ((name, f"{limit:g}" if isinstance(limit, float) else f"{limit}") for name, limit in limits.items())
     return [word for name, text in spelled if limits[name] is not None for word in (name, text)]
+
+
+def own_command(estimate: ServingEstimate) -> str | None:
+    """Return the command of the engine that was computed on one line; None for one that a script runs."""
+    name = estimate.settings.engine.name
+    return engine_command(name, estimate) if name in ENGINES_WITH_COMMANDS else None
 
 
 def engine_command(target: str, estimate: ServingEstimate) -> str:
@@ -159,7 +169,10 @@ def export_serving(target: str, estimate: ServingEstimate) -> ServeFiles:
     if target not in TARGETS:
         raise UsageError(f"Unknown target {target!r} for a serving plan; possible: {', '.join(TARGETS)}.")
     notes = notes_of(estimate)
-    if target in ("vllm", "sglang"):
+    started, computed = target if target in ENGINES_WITH_COMMANDS else "vllm", estimate.settings.engine
+    if started != computed.name:
+        notes += (f"The plan was computed for {computed}, not for {started}, which may start otherwise.",)
+    if target in ENGINES_WITH_COMMANDS:
         script = f'#!/bin/sh\nexec {engine_command(target, estimate)} "$@"\n'
         return ServeFiles(files=(("serve.sh", script),), command="sh serve.sh", notes=notes)
     if target == "compose":
@@ -201,6 +214,7 @@ def _compose(estimate: ServingEstimate) -> str:
         "services:\n"
         "  engine:\n"
         f"    image: {_image(estimate)}\n"
+        '    entrypoint: ["vllm", "serve"]\n'
         f"    command: {words}\n"
         f'    ports: ["{PORT}:{PORT}"]\n'
         "    ipc: host\n"

@@ -207,6 +207,12 @@ def sglang_facts() -> Mapping[str, Any]:
     return facts
 
 
+def sglang_card(total_mib: float, *, tp: int) -> tuple[int, int]:
+    """Return the tokens of a chunk of prefill and the sequences of the largest graph that SGLang takes on a card."""
+    row = next(row for row in sglang_facts()["cards"] if total_mib < row["below_mib"])
+    return row["chunk_tokens"], row["graph_sequences"][tp >= 4]
+
+
 def has_adapter_words(kind: str) -> bool:
     """Return True if vLLM has adapters of the embedding and the head of a kind of network."""
     return kind in _tables()["adapters"]["words"]

@@ -146,7 +146,7 @@ def parse_lengths(text: str) -> Lengths:
         raise UsageError(f"p95 is {p95:,}, less than p50, which is {p50:,}.")
     if values.get("prefix", 0) >= p50:
         raise UsageError(
-            f"prefix is {values['prefix']:,}, and half of the prompts have at most {p50:,} tokens; give fewer than these."
+            f"prefix is {values['prefix']:,}, and half of the prompts have at most {p50:,} tokens; give fewer."
         )
     return Lengths(
         p50=p50,

@@ -133,7 +133,7 @@ def read_network(model: str, *, offline: bool = False) -> ServedNetwork:
     stored: tuple[StoredTensor, ...] = ()
     if known is None and file is not None:
         stated = read_config(file).get("quantization_config")
-        published = read_quantization(stated) if isinstance(stated, dict) else NONE
+        published = NONE if stated is None else read_quantization(stated)
         if Path(model).is_dir():
             stored = read_folder(Path(model))
     network = make_network(reference, model, published, stored)

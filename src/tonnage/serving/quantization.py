@@ -154,8 +154,10 @@ def describe_format(quantization: Quantization) -> str:
     return quantization.name if quantization.bits < NONE.bits else "16-bit"
 
 
-def read_quantization(stated: Mapping[str, Any]) -> Quantization:
+def read_quantization(stated: Any) -> Quantization:
     """Return the format of a checkpoint's `quantization_config`.  Raises CannotEstimate for an unknown one."""
+    if not isinstance(stated, Mapping):
+        raise CannotEstimate("The quantization_config of the checkpoint cannot be read: it is no table.")
     method = str(stated.get("quant_method") or stated.get("quant_algo") or "").lower()
     return replace(_read_method(method, stated), method=method.removesuffix("_marlin"))
 
@@ -182,7 +184,8 @@ def _read_method(method: str, stated: Mapping[str, Any]) -> Quantization:
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
         raise CannotEstimate(f"The quantization_config of the checkpoint cannot be read ({method}).") from None
     raise CannotEstimate(
-        f"The checkpoint's quantization {method!r} is not known; possible: {', '.join(NAMES)} with --quantization."
+        f"The checkpoint's quantization {method!r} is not known, only {', '.join(NAMES[1:])}; run its engine: "
+        "tonnage dry-run --gpu NAME -- vllm serve MODEL."
     )
 
 
