@@ -87,6 +87,15 @@ def test_the_interpreter_named_within_a_command(tmp_path: Path) -> None:
     assert ghost_environment.interpreter([tool, "A=1", python, "train.py"]) == python
 
 
+def test_an_interpreter_named_from_the_folder_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    for command in ([".venv/bin/python", "train.py"], ["env", "A=1", ".venv/bin/python", "train.py"]):
+        assert ghost_environment.interpreter(command) == str(python)
+
+
 def test_a_script_without_its_interpreter(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print()")
     with pytest.raises(UsageError, match=r"interpreter too: python .*train\.py"):

@@ -170,7 +170,7 @@ def programs(folder: Path) -> Path:
 
 
 def interpreter(command: list[str]) -> str:
-    """Return the Python that a command line runs under: the command itself, or the one that a console script names.
+    """Return the path of the Python that a command line runs under: the command, or what a console script names.
 
     Raises UsageError if the command is not found, and GhostUnavailable if there is no Python.
     """
@@ -182,7 +182,7 @@ def interpreter(command: list[str]) -> str:
     if program is None:
         raise UsageError(f"The command {command[0]!r} is not found on PATH.{_instead(command)}")
     if Path(program).name.startswith("python"):
-        return program
+        return os.path.abspath(program)  # it is also started in another folder
     named = _shebang(Path(program))
     if named is not None and Path(named).name.startswith("python") and Path(named).exists():
         return named
@@ -192,7 +192,7 @@ def interpreter(command: list[str]) -> str:
     fallback = next(filter(None, later), None) or shutil.which("python3") or shutil.which("python")
     if fallback is None:
         raise GhostUnavailable("No python3 is found on PATH.")
-    return fallback
+    return os.path.abspath(fallback)
 
 
 def _instead(command: list[str]) -> str:
