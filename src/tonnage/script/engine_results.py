@@ -90,7 +90,7 @@ def judge(results: ProcessResults, ended: int | None, timeout_seconds: float) ->
         last = max(
             (facts for facts in results.engines if "last_words" in facts), key=lambda f: float(f["at"]), default={}
         )
-        said = f"; its last words: {last['last_words']}" if last else ""
+        said = f"; its last words: {str(last['last_words']).rstrip('. ')}" if last else ""
         raise TrialFailed(
             f"{engine} was not ready after {timeout_seconds:.0f} s{said}. Give it more time with --timeout."
         )
