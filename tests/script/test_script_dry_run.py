@@ -10,6 +10,7 @@ import pytest
 from tonnage.errors import TrialFailed
 from tonnage.script import ending
 from tonnage.script.process_results import ProcessResults
+from tonnage.trace.trace import Trace
 
 END = [sys.executable, "-c", "from tonnage.script import dry_run; dry_run._end_line(); print('FITS', flush=True)"]
 
@@ -71,3 +72,12 @@ def test_a_time_out_names_what_takes_less_time(command: str, processes: tuple[st
 def test_a_name_of_the_catalog_that_a_program_asked_the_hub_for(words, failure, hub):
     hint = ending.name_on_the_hub(words, failure)
     assert hint.endswith(f"is {hub}.") if hub else not hint
+
+
+@pytest.mark.parametrize(
+    "words", ["CUDA error: invalid device function", "no kernel image is available for execution"]
+)
+def test_a_library_without_machine_code_for_the_card_is_said(words):
+    outcome = {"kind": "failed", "error": "AcceleratorError", "message": words, "stack": ["train.py:4 <module>"]}
+    said = ending.explain_failure(Trace(source="ghost", versions={}, device={}, steps=0, outcome=outcome))
+    assert said.endswith("A library has no machine code for this card; an older version of it may have.")

@@ -49,6 +49,9 @@ _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", "<fro
 _NOT_ON_THE_HUB: Final = re.compile(r"huggingface|repository|cached (?:snapshot|files)|repo[ _]id|LocalEntryNotFound")
 """Words of the errors about a model that is neither on this machine nor, by its name, on the Hub."""
 
+_NO_MACHINE_CODE: Final = re.compile(r"invalid device function|no kernel image is available")
+"""CUDA's words about a kernel that a library was not built with for the capability of the card."""
+
 _FORKED: Final = re.compile(r" \w*(Process|Worker)-\d")
 """Part of the name of a process that Python's multiprocessing has started."""
 
@@ -198,6 +201,8 @@ def explain_failure(trace: Trace) -> str:
     if "invalid device ordinal" in message:
         count = trace.device.get("devices", 1)
         return f"{description} The ghost machine has {pluralise(count, 'GPU')}; name more with --gpu, such as 8xt4."
+    if _NO_MACHINE_CODE.search(message):
+        return f"{description} A library has no machine code for this card; an older version of it may have."
     if outcome.get("error") not in VALUE_ERRORS or not outcome.get("computed_reads"):
         return description
     return f"{description} If it needs a value that only a real GPU computes, skip that part in the dry-run."
