@@ -1,6 +1,7 @@
 """Settings of an inference engine, with the engine's own defaults where a user states none."""
 
 from dataclasses import dataclass, fields, replace
+from math import ceil
 from typing import Any, Final, TypedDict
 
 from tonnage.catalog.overheads import overheads
@@ -254,8 +255,8 @@ def _check_ranks(settings: ServeSettings, cluster: Cluster) -> None:
 
 
 def _total_mib(device: Device) -> float:
-    """Return the memory of a card as `nvidia-smi` shows it."""
-    return (device.nvml_total_bytes or device.capacity_bytes) / MIB
+    """Return the memory of a card as `nvidia-smi` shows it: the next whole GiB where nothing else is stated."""
+    return (device.nvml_total_bytes or ceil(device.capacity_bytes / GIB) * GIB) / MIB
 
 
 def _usual_utilization(engine: Engine, device: Device, settings: ServeSettings) -> float:
