@@ -163,11 +163,13 @@ def test_latent_attention_of_128_heads_is_near_the_engine(tmp_path: Path, draft:
         {"model": "qwen2.5-vl-7b", "max_len": 16384},
         {"model": "qwen3-vl-8b", "max_len": 16384},
         {"model": "qwen3-30b-a3b", "max_len": 8192, "max_loras": 2, "max_lora_rank": 16},
+        {"model": "qwen3-0.6b", "gpu": "t4", "max_len": 4096},
     ],
     ids=str,
 )
 def test_the_engine_is_within_the_closed_form_s_interval(settings: dict[str, Any]) -> None:
-    """Encoders of images, and adapters on experts; with 0.33.0, in this order: 0.62, 1.02 and 1.14 %."""
+    """Encoders of images, adapters on experts, a card that samples otherwise; with 0.33.0, in this order: 0.62, 1.02,
+    1.14 and 0.57 %."""
     asked = {"task": "serve", "gpu": "h100-80gb", "eager": True, **settings}
     answer = tonnage.estimate(**asked, engine_python=PYTHON)
     assert answer.ran is not None
