@@ -75,3 +75,17 @@ def test_suggestion_for_a_trainer_is_one_it_supports():
         "--method qlora",
         "--precision bf16-true",
     }
+
+
+def test_the_hosts_memory_is_suggested_where_it_saves_more_time_than_it_costs():
+    """The states of 1B leave room for short micro-batches alone, each of which casts all weights."""
+    asked = question(gpu="l4", model="llama-3.2-1b", seq_len=2048, global_batch_tokens=32768)
+    solution = search(asked, FormulaRunner(), top=1)
+    assert solution.plans[0].candidate.plan.param_offload == "none"
+    offer = next(offer for offer in solution.offers if offer.what == "--param-offload cpu")
+    assert not offer.changes_mathematics
+    assert offer.process_bytes <= asked.budget_bytes
+    stated = question(
+        gpu="l4", model="llama-3.2-1b", seq_len=2048, global_batch_tokens=32768, stated=("param_offload",)
+    )
+    assert not any("param-offload" in offer.what for offer in search(stated, FormulaRunner(), top=1).offers)

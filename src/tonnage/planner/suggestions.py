@@ -1,8 +1,8 @@
 """Suggest what would make the best plan faster and needs the user's word, the biggest gain first.
 
-That is what changes the mathematics of training (another precision, optimizer or method), torch.compile, and what
-needs a package that is not installed.  For each of them the fastest plan that seems to fit is run on the ghost; what
-cannot be run here is priced only.
+That is what changes the mathematics of training (another precision, optimizer or method), torch.compile, the host's
+memory in place of recomputing, and what needs a package that is not installed.  Of each the fastest plan that may
+fit is run on the ghost; what cannot be run here is priced only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tonnage.planner.describe import describe
 from tonnage.planner.fit import fits
 from tonnage.planner.pricing import Priced, bound_candidate, price_in_order
 from tonnage.planner.question import Question
-from tonnage.planner.search_space import AXES, CHANGES, LOSSES
+from tonnage.planner.search_space import AXES, CHANGES, LOSSES, OFFLOADS
 from tonnage.planner.solution import Candidate, Choice, Offer
 from tonnage.planner.trial_runner import TrialRunner
 from tonnage.timing.timing import Timing
@@ -49,6 +49,9 @@ _COMPILED: Final = {
     "model": "torch.compile makes kernels of the network as a whole; not unasked, because it needs a compiler where "
     "you train and takes a minute or more at the start",
 }
+
+_OFFLOADED: Final = (("activation_offload", "cpu-streamed"), ("param_offload", "cpu"))
+"""Offloads that may take less time than recomputing; not unasked, because they need the host's memory and link."""
 
 _INSTALL: Final = "pip install"
 """The words of a refusal for want of a package."""
@@ -90,6 +93,11 @@ def _list_changes(best: Choice, question: Question) -> Iterator[_Change]:
     order = ("full", "lora", "qlora")
     for method in order[order.index(question.job.method) + 1 :] if not question.methods else ():
         yield _Change("method", replace(question, job=question.job.with_method(method)))
+    if all(getattr(best.candidate.plan, name) == "none" for name in OFFLOADS):
+        for name, value in _OFFLOADED:
+            if question.is_open(name):
+                plan = replace_checked(question.plan, {name: value})
+                yield _Change(name, replace(question, plan=plan, stated=(*question.stated, name)))
     if question.is_open("loss"):
         for loss in question.keep_supported("loss", LOSSES):
             plan = replace_checked(question.plan, {"loss": loss})
@@ -103,7 +111,7 @@ def _find_offers(change: _Change, faster: Sequence[Priced], runner: TrialRunner)
     question, tried = change.question, 0
     for priced in faster:
         refusal = find_refusal(priced.candidate, question.cluster)
-        if refusal is not None and _INSTALL not in str(refusal):
+        if refusal is not None and (_INSTALL not in str(refusal) or change.name in OFFLOADS):
             continue
         if refusal is not None:
             yield _offer(change, priced, None, f"{refusal}")
@@ -147,7 +155,7 @@ def _offer(change: _Change, priced: Priced, run: Estimate | None, why: str) -> O
         why,
         priced.timing,
         process_bytes=None if run is None else run.peak.process_bytes,
-        changes_mathematics=change.name != "loss",
+        changes_mathematics=change.name not in ("loss", *OFFLOADS),
     )
 
 

@@ -117,7 +117,7 @@ class _Attempt:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What the script needed in an attempt."""
+    """An attempt, and what the script needed in it."""
 
     attempt: _Attempt
     tried: Tried
