@@ -103,6 +103,9 @@ def test_the_plan_file_sets_the_accelerator(tmp_path: Path, capsys: pytest.Captu
     assert "the plan sets mixed_precision='bf16' (it was 'no')" in capsys.readouterr().err
     accelerator.prepare(network(), torch.utils.data.DataLoader(rows(), batch_size=2))
     assert "batches have 2 rows, and the plan was made for 4" in capsys.readouterr().err
+    path.write_text(path.read_text().replace('"cpu"', '"t4"'))
+    with pytest.raises(UsageError, match=r'The plan is for t4, .*; a plan with gpu = "cpu", or a bare Plan'):
+        PlannedAccelerator(path, cpu=True)
 
 
 @pytest.mark.parametrize(

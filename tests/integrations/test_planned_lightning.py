@@ -6,7 +6,6 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -28,8 +27,8 @@ def test_without_lightning_one_line_says_what_to_install() -> None:
         import tonnage.integrations.lightning  # noqa: F401
 
 
-def rows() -> list[dict[str, torch.Tensor]]:
-    return [batch for step in batches(STEPS, ACCUMULATED, rows=2) for batch in step]
+def rows(shares: int = 1) -> list[dict[str, torch.Tensor]]:
+    return [batch for step in batches(STEPS, ACCUMULATED * shares, rows=2) for batch in step]
 
 
 def make_module(model: Any) -> Any:
@@ -55,7 +54,7 @@ def make_module(model: Any) -> Any:
     return Module()
 
 
-def fit(folder: Path, model: Any, **settings: Any) -> Any:
+def fit(folder: Path, model: Any, mine: list[dict[str, torch.Tensor]] | None = None, **settings: Any) -> Any:
     import lightning.pytorch as lightning
 
     quiet: dict[str, Any] = {
@@ -63,7 +62,7 @@ def fit(folder: Path, model: Any, **settings: Any) -> Any:
         **{"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False},
     }
     module = make_module(model)
-    loader = torch.utils.data.DataLoader(rows(), batch_size=None)
+    loader = torch.utils.data.DataLoader(rows() if mine is None else mine, batch_size=None)
     lightning.Trainer(**{**quiet, **settings}).fit(module, loader, loader)
     return module
 
@@ -101,6 +100,10 @@ def test_equals_the_trainer_alone(choices: dict[str, Any], tolerance: float, tmp
 def test_a_trainer_with_other_settings_is_refused(tmp_path: Path) -> None:
     from tonnage.integrations.lightning import PlanCallback, plan_arguments
 
+    path = tmp_path / "plan.toml"
+    path.write_text('schema_version = 1\nmodel = "gpt2"\ngpu = "t4"\n[plan]\nprecision = "fp32"\n')
+    with pytest.raises(UsageError, match="The plan is for t4, and this machine has no GPU"):
+        fit(tmp_path, network(), callbacks=[PlanCallback(path)], **plan_arguments(path))
     for choices, message in (
         ({"precision": "bf16-mixed"}, "The plan needs precision='bf16-mixed', and the Trainer has '32-true'"),
         ({"precision": "fp32", "clip_grad_norm": 0.5}, "needs gradient_clip_val=0.5, and the Trainer has None"),
@@ -121,18 +124,21 @@ def test_a_trainer_with_other_settings_is_refused(tmp_path: Path) -> None:
 SHARDED: dict[str, dict[str, Any]] = {
     "zero3": {"shard": "zero3", "checkpointing": "full", "clip_grad_norm": 0.3},
     "zero2": {"shard": "zero2", "loss": "chunked"},
+    "zero2 on four": {"shard": "zero2", "clip_grad_norm": 0.3},
+    "hsdp on four": {"shard": "hsdp", "checkpointing": "full", "clip_grad_norm": 0.3},
 }
 
 
 @needs_lightning
-@pytest.mark.parametrize("name", drop_like_others(SHARDED, ("zero2",)))
+@pytest.mark.parametrize("name", drop_like_others(SHARDED, ("zero2", "zero2 on four", "hsdp on four")))
 def test_sharded_ranks_equal_one(name: str, tmp_path: Path) -> None:
-    """Two ranks with a half of the rows each, whose gradients are averaged; and what cannot be divided is refused."""
-    choices = SHARDED[name]
+    """Ranks with a share of the rows each, whose gradients are averaged; and what cannot be divided is refused."""
+    choices, ranks = SHARDED[name], 4 if name.endswith("four") else 2
     alone = network()
-    fit(tmp_path, alone, accumulate_grad_batches=2 * ACCUMULATED, gradient_clip_val=choices.get("clip_grad_norm"))
-    run_ranks(fit_sharded, 2, choices, tmp_path)
-    for rank in range(2):
+    limit = choices.get("clip_grad_norm")
+    fit(tmp_path, alone, rows(ranks), accumulate_grad_batches=ranks * ACCUMULATED, gradient_clip_val=limit)
+    run_ranks(fit_sharded, ranks, choices, tmp_path)
+    for rank in range(ranks):
         found = torch.load(tmp_path / f"{rank}.pt")
         for key, weights in alone.state_dict().items():
             torch.testing.assert_close(found[key], weights, rtol=0, atol=2e-6, msg=key)
@@ -141,29 +147,31 @@ def test_sharded_ranks_equal_one(name: str, tmp_path: Path) -> None:
 def fit_sharded(rank: int, world: int, choices: dict[str, Any], folder: Path) -> None:
     from tonnage.integrations.lightning import PlanCallback, plan_arguments
 
-    started = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    nodes = 2 if choices["shard"] == "hsdp" else 1
+    node, local = divmod(rank, world // nodes)
+    started = {"RANK": rank, "LOCAL_RANK": local, "GROUP_RANK": node, "WORLD_SIZE": world}
+    started["LOCAL_WORLD_SIZE"] = world // nodes
     os.environ |= {name: str(value) for name, value in started.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "test"}
     plan = Plan(precision="fp32", optimizer="adamw-foreach", **choices)
     settings: dict[str, Any] = {
-        "devices": world,
+        **{"devices": world // nodes, "num_nodes": nodes},
         "accumulate_grad_batches": ACCUMULATED,
         "use_distributed_sampler": False,
     }
     callback, model = PlanCallback(plan), network()
     before = {name: type(module) for name, module in model.named_modules()}
-    mine = rows()[rank::world]
-    with patch(f"{__name__}.rows", lambda: mine):
-        fit(folder, model, **settings, callbacks=[callback], **plan_arguments(plan))
-        report = callback.plan_report
-        assert {effect.option for effect in report.effects} >= {"shard", "optimizer", "precision"}
-        assert all(effect.took_effect for effect in report.effects), report.effects
-        assert {name: type(module) for name, module in model.named_modules()} == before
-        torch.save(model.state_dict(), folder / f"{rank}.pt")
-        if rank == 1:
-            torch.nn.init.zeros_(model.lm_head.weight)
-        with pytest.raises(UsageError, match="The ranks have networks with different weights"):
-            fit(folder, model, **settings, callbacks=[PlanCallback(plan)], **plan_arguments(plan))
+    mine = rows(world)[rank::world]
+    fit(folder, model, mine, **settings, callbacks=[callback], **plan_arguments(plan))
+    report = callback.plan_report
+    assert {effect.option for effect in report.effects} >= {"shard", "optimizer", "precision"}
+    assert all(effect.took_effect for effect in report.effects), report.effects
+    assert {name: type(module) for name, module in model.named_modules()} == before
+    torch.save(model.state_dict(), folder / f"{rank}.pt")
+    if rank == 1:
+        torch.nn.init.zeros_(model.lm_head.weight)
+    with pytest.raises(UsageError, match="The ranks have networks with different weights"):
+        fit(folder, model, mine, **settings, callbacks=[PlanCallback(plan)], **plan_arguments(plan))
     with pytest.raises(UsageError, match="needs Lightning's ModelParallelStrategy, and the Trainer has DDPStrategy"):
         fit(
             folder,

@@ -65,6 +65,7 @@ def apply(
     checks.check_supported(job, plan)
     checks.check_adapters(job, plan, network)
     ranks = checks.count_ranks(plan, None if cluster is None else cluster.gpus)
+    checks.check_device(cluster, choose_kind(cluster))
     device = _choose_device(network, cluster, ranks)
     cluster = cluster or this_cluster(device, ranks)
     checks.check_techniques(job, plan, cluster)
@@ -123,9 +124,14 @@ def read_plan(plan: Plan | str | Path, job: Job | None) -> tuple[Plan, Job, Clus
     return own, job or stated, parse_cluster(file.gpu, gpu_memory_bytes=file.gpu_memory_bytes)
 
 
+def choose_kind(cluster: Cluster | None) -> str:
+    """Return `cuda`, or `cpu` for a plan of the CPU and on a machine without GPUs."""
+    return "cuda" if torch.cuda.is_available() and (cluster is None or cluster.device.id != CPU) else CPU
+
+
 def _choose_device(network: nn.Module, cluster: Cluster | None, ranks: int) -> str:
     """Return this process's GPU, the one that the network is on if there is a choice; `cpu` without one."""
-    if not torch.cuda.is_available() or (cluster is not None and cluster.device.id == CPU):
+    if choose_kind(cluster) == CPU:
         return CPU
     held = next(network.parameters()).device
     return str(held) if held.type == "cuda" and ranks == 1 else "cuda"

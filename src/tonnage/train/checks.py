@@ -14,6 +14,7 @@ from torch import nn
 
 from tonnage.case import Case
 from tonnage.catalog.optimizers import find_optimizer
+from tonnage.cluster import CPU
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.mesh import SHARDING
 from tonnage.options import is_number
@@ -91,6 +92,22 @@ def count_ranks(plan: Plan, gpus: int | None) -> int:
             "zero3."
         )
     return ranks
+
+
+def check_device(cluster: Cluster | None, kind: str) -> None:
+    """Raise UsageError if a plan file was made for GPUs and the process computes on the CPU, or the other way round.
+
+    `kind` is torch's word for the device.  The devices of a Plan are not known (None): it is applied anywhere.
+    """
+    if cluster is None or (cluster.device.id == CPU) == (kind == CPU):
+        return
+    if kind != CPU:
+        raise UsageError(f"The plan is for {cluster}, and the trainer computes on {kind}; let it use the CPU.")
+    has_card = torch.cuda.is_available()
+    here = "the trainer computes on the CPU" if has_card else "this machine has no GPU"
+    raise UsageError(
+        f'The plan is for {cluster}, and {here}; a plan with gpu = "cpu", or a bare Plan, trains on the CPU.'
+    )
 
 
 def started_as() -> tuple[int, int]:

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-import torch
-
 from tonnage.case import Case
 from tonnage.cluster import CPU
 from tonnage.errors import UsageError
@@ -91,10 +89,7 @@ def prepare(settings: Settings, ranks: int) -> Setup:
     plan, job, cluster = applying.read_plan(settings.plan, None)
     assert cluster is not None
     checks.count_ranks(plan, cluster.gpus)
-    if cluster.device.id != CPU and not torch.cuda.is_available():
-        raise UsageError(
-            f'The plan is for {cluster}, and this machine has no GPU; a plan with gpu = "cpu" trains on the CPU.'
-        )
+    checks.check_device(cluster, applying.choose_kind(cluster))
     checks.check_supported(job, plan)
     replicas = make_mesh(plan, ranks, cluster.gpus_per_node).data_parallel
     job = job.on_ranks(replicas)
