@@ -41,19 +41,6 @@ def count_labels(batch: Batch, *, shifts: bool) -> int:
     return int((_used_labels(batch, shifts=shifts) != IGNORED_LABEL).sum())
 
 
-def check(batches: Sequence[Batch]) -> None:
-    """Raise UsageError for what cannot be the micro-batches of a step."""
-    if not isinstance(batches, list | tuple) or not batches:
-        raise UsageError("A step takes a list of micro-batches, each a dict of tensors, and at least one.")
-    for batch in batches:
-        if not hasattr(batch, "items") or not batch:
-            kind = "an empty one" if hasattr(batch, "items") else f"a {type(batch).__name__}"
-            raise UsageError(f"A micro-batch is a dict of tensors, not {kind}.")
-        wrong = [f"{name} is a {type(value).__name__}" for name, value in batch.items() if not hasattr(value, "to")]
-        if wrong:
-            raise UsageError(f"A micro-batch is a dict of tensors, and {wrong[0]}.")
-
-
 def with_a_label(batch: Batch, *, shifts: bool) -> Batch:
     """Return a batch without labels with one made-up label.
 

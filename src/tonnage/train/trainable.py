@@ -21,6 +21,7 @@ from tonnage.step import events, stages
 from tonnage.step import model as models
 from tonnage.step.given import gather
 from tonnage.train import checkpoints, checks, effects, labels
+from tonnage.train.micro_batches import Reader
 from tonnage.train.prediction import Predicted, predict
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class Trainable:
         self._given, self._snapshot, self._cluster = given, snapshot, cluster
         checks.UNDER_A_PLAN.add(given.network)
         self._shifts = labels.shifts_labels(given.network)
+        self._reader = Reader.of(given.network)
 
     @property
     def ready(self) -> ReadyStep:
@@ -126,7 +128,7 @@ class Trainable:
         as they are.  Under optimizer-in-backward they have been updated by then.
         """
         ready = self.ready
-        labels.check(batches)
+        self._reader.check(batches)
         if ready.step.plan.optimizer_in_backward and len(batches) > 1:
             raise UsageError(
                 f"The step has {len(batches)} micro-batches, and optimizer-in-backward updates the weights in each; "
@@ -183,7 +185,7 @@ class Trainable:
         labels.  Ranks exchange gradients in the `last` micro-batch of a step alone, as far as the plan allows.
         """
         ready = self.ready
-        labels.check([batch])
+        self._reader.check([batch])
         if self._stages is not None:
             raise UsageError("In a pipeline the micro-batches of a step run together; call step(batches).")
         numbers = _Numbers()
@@ -220,7 +222,7 @@ class Trainable:
         Ranks that share the network must give as many batches each.
         """
         ready = self.ready
-        labels.check(batches)
+        self._reader.check(batches)
         total, summed = 0, 0.0
         with events.inference(ready):
             for batch in batches:
