@@ -54,6 +54,28 @@ def test_micro_batches_equal_one_large_batch(loss: str) -> None:
         torch.testing.assert_close(several[name], weights, rtol=0, atol=2e-6, msg=name)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "new"),
+    [
+        ("adamw", lambda parameters: torch.optim.AdamW(parameters, lr=0.1)),
+        ("sgd-plain", lambda parameters: torch.optim.SGD(parameters, lr=0.1)),
+    ],
+)
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_uneven_micro_batches_equal_plain_pytorch_bit_for_bit(optimizer: str, new: Any, checkpointing: str) -> None:
+    """A mean is divided by (all labels / its own); weighed by any other formula it rounds otherwise."""
+    plain = network()
+    updates = new(plain.parameters())
+    for step in uneven(5):
+        counts = [labels.count_labels(batch, shifts=True) for batch in step]
+        for batch, count in zip(step, counts, strict=True):
+            (plain(**batch).loss / (sum(counts) / count)).backward()
+        updates.step()
+        updates.zero_grad()
+    ours, _ = weights_after(uneven(5), optimizer=optimizer, checkpointing=checkpointing)
+    assert all(torch.equal(ours[name], weights) for name, weights in plain.state_dict().items())
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "fp16-mixed"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_micro_batch_without_labels_adds_nothing(loss: str, precision: str) -> None:
