@@ -1,6 +1,7 @@
 """`tonnage.apply`: what it changes, what it refuses, and that nothing of it is left after `unapply`."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,34 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: py
     (tmp_path / "file").write_text("kept")
     with pytest.raises(TonnageError, match="file is a file; name a folder"):
         trainable.save_pretrained(tmp_path / "file")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_limit_that_no_norm_reaches_measures_it_and_changes_nothing(optimizer: str) -> None:
+    trained, norms = [], []
+    for limit in (None, 1e9):
+        trainable = tonnage.apply(Plan(precision="fp32", optimizer=optimizer, clip_grad_norm=limit), network(), RATE)
+        norms.append([trainable.step(step).gradient_norm for step in batches(3)])
+        trained.append(trainable.unapply().state_dict())
+    assert norms[0] == [None] * 3
+    assert all(norm is not None and 0 < norm < 100 for norm in norms[1])
+    assert all(torch.equal(trained[0][name], weights) for name, weights in trained[1].items())
+
+
+@pytest.mark.parametrize("own", [None, "cuda"])
+def test_a_save_does_not_let_deepspeed_look_for_cards(
+    own: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers imports it in each save, and it warns on stderr that it found none."""
+    trainable, seen = apply(), []
+    kind = type(trainable.model)
+    monkeypatch.setattr(kind, "save_pretrained", lambda *_, **__: seen.append(os.environ.get("DS_ACCELERATOR")))
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    if own is not None:
+        monkeypatch.setenv("DS_ACCELERATOR", own)
+    trainable.save_pretrained(tmp_path)
+    assert seen == [own or "cpu"]
+    assert os.environ.get("DS_ACCELERATOR") == own
 
 
 def test_adapters_are_saved_as_peft_saves_them(tmp_path: Path) -> None:

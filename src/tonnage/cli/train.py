@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tonnage.cli.options import Json, in_panels
+from tonnage.units import pluralise
 
 if TYPE_CHECKING:
     from tonnage.train.run import Outcome
@@ -144,4 +145,4 @@ def _describe(outcome: "Outcome") -> str:
     evaluation = "" if outcome.evaluation_loss is None else f", evaluation {outcome.evaluation_loss:.4f}"
     skipped = f", {outcome.skipped} left out" if outcome.skipped else ""
     end = "interrupted; continue with --resume" if outcome.final is None else str(outcome.final)
-    return f"{outcome.steps} steps{skipped}{loss}{evaluation}, {outcome.seconds:.1f} s: {end}\n"
+    return f"{pluralise(outcome.steps, 'step')}{skipped}{loss}{evaluation}, {outcome.seconds:.1f} s: {end}\n"

@@ -6,6 +6,7 @@ what every module held is noted beforehand and put back.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -52,6 +53,18 @@ class Snapshot:
             yield
         finally:
             _set_all(now)
+
+
+@contextmanager
+def with_variable(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable inside, unless the user has: processes that are started later do not get it."""
+    is_missing = name not in os.environ
+    os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        if is_missing:
+            os.environ.pop(name, None)
 
 
 def _copy(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

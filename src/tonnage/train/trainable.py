@@ -6,7 +6,7 @@ import functools
 import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 
 from tonnage.case import Case
+from tonnage.cluster import CPU
 from tonnage.errors import UnwritableFile, UsageError
 from tonnage.step import events, stages
 from tonnage.step import model as models
@@ -23,6 +24,7 @@ from tonnage.step.given import gather
 from tonnage.train import checkpoints, checks, effects, labels
 from tonnage.train.micro_batches import Reader
 from tonnage.train.prediction import Predicted, predict
+from tonnage.train.restoring import with_variable
 
 if TYPE_CHECKING:
     from tonnage.cluster import Cluster
@@ -42,7 +44,9 @@ class StepResult:
     tokens: int
     """Number of those labels; for batches without labels that of rows."""
     gradient_norm: float | None
-    """Norm of all gradients before clipping; None under a plan that does not clip, which does not compute it."""
+    """Norm of all gradients before clipping; None under a plan that does not clip, which does not compute it.  A
+    limit that no norm reaches, such as 1e9, measures it and leaves the step bit for bit as it is.
+    """
     skipped: bool
     """True if the weights were left as they are: fp16 gradients overflowed, or the step had no labels."""
     learning_rate: float
@@ -81,6 +85,11 @@ def _copy_to_host(number: torch.Tensor) -> torch.Tensor:
     number = gather(number)  # under tensor parallelism also a loss is a DTensor
     host = torch.empty((), dtype=number.dtype, pin_memory=number.device.type == "cuda")
     return host.copy_(number.reshape(()), non_blocking=True)
+
+
+def _without_a_search_for_cards() -> AbstractContextManager[None]:
+    """Return a context for saves, in which transformers imports DeepSpeed, which warns where it finds no card."""
+    return nullcontext() if torch.cuda.is_available() else with_variable("DS_ACCELERATOR", CPU)
 
 
 class Trainable:
@@ -283,7 +292,7 @@ class Trainable:
         failure = ""
         if self._is_first:
             try:
-                with self._snapshot.with_configuration():
+                with self._snapshot.with_configuration(), _without_a_search_for_cards():
                     network.save_pretrained(folder, state_dict=state)
             except (OSError, SafetensorError) as error:
                 failure = str(getattr(error, "strerror", None) or error)

@@ -7,7 +7,6 @@ weights are divided one by one where an estimate divides them as they are made.
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +25,7 @@ from tonnage.step.world import World, join
 from tonnage.techniques import disk
 from tonnage.techniques.precision import dtype
 from tonnage.train.deepspeed.trainable import EngineTrainable
+from tonnage.train.restoring import with_variable
 from tonnage.trainers import common
 from tonnage.trainers.deepspeed import step as engine_step
 from tonnage.trainers.deepspeed.run import keeps_states_elsewhere
@@ -52,7 +52,7 @@ def check_here(plan: Plan, device: str, optimizer: object) -> None:
     if callable(optimizer):
         raise UsageError("DeepSpeed makes the optimizer of its configuration; give hyperparameters by name.")
     kind = torch.device(device).type
-    with _stated("DS_ACCELERATOR", CPU) if kind == CPU else nullcontext():  # else it looks for cards
+    with with_variable("DS_ACCELERATOR", CPU) if kind == CPU else nullcontext():  # else it looks for cards
         import deepspeed
         from deepspeed.accelerator import get_accelerator
         from deepspeed.utils import logger
@@ -78,18 +78,6 @@ def check_here(plan: Plan, device: str, optimizer: object) -> None:
             raise UsageError(
                 f"{option} needs an operation that DeepSpeed compiles, which takes {needs}: {reason[:300]}."
             ) from None
-
-
-@contextmanager
-def _stated(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable inside, unless the user has: processes that are started later do not get it."""
-    is_missing = name not in os.environ
-    os.environ.setdefault(name, value)
-    try:
-        yield
-    finally:
-        if is_missing:
-            os.environ.pop(name, None)
 
 
 def _operations(plan: Plan, kind: str) -> Iterator[tuple[str, str, str]]:
@@ -119,7 +107,9 @@ def apply(
     world = World(size=cluster.gpus, gpus_per_node=cluster.gpus_per_node, device=select_device(device))
     world = replace(join(world, plan, alone=False), made_group=False)  # DeepSpeed keeps its groups of ranks
     with ExitStack() as resources:
-        resources.enter_context(_stated("LOCAL_RANK", str(world.device.index or 0)))  # its engine's choice of a card
+        resources.enter_context(
+            with_variable("LOCAL_RANK", str(world.device.index or 0))
+        )  # its engine's choice of a card
         deepspeed.init_distributed(dist_backend="gloo" if world.device.type == CPU else "nccl")
         step = suit(replace(common.network_step(job, plan, world), world=world, given=given, initialise=True))
         network = given.network
