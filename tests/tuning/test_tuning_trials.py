@@ -2,6 +2,10 @@
 
 import json
 import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +18,7 @@ from tonnage.ghost import environment as ghost_environment
 from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan
 from tonnage.tuning.outcome import Outcome
-from tonnage.tuning.trials import RECORDS, Trials
+from tonnage.tuning.trials import RECORDS, Records, Trials
 
 
 def trials(folder: Path, gpu: str = "cpu", **variables: str) -> Trials:
@@ -34,6 +38,53 @@ def test_a_trial_measures_and_is_remembered(tmp_path: Path) -> None:
     with (tmp_path / RECORDS).open("a") as file:
         file.write('{"trial": {')  # a kill in the middle of a line
     assert trials(tmp_path).known(candidate) == outcome
+
+
+def test_a_record_behind_a_line_that_was_cut_is_kept(tmp_path: Path) -> None:
+    for cut in ('{"trial": {', '{"trial": {"n": 0}, "outcome": {"ended": "finished", "moment": "save"}}'):
+        (tmp_path / RECORDS).write_text(cut)
+        for number in (1, 2):
+            Records(tmp_path).add({"n": number}, {"outcome": {"ended": "finished", "moment": "save"}})
+        found = Records(tmp_path)
+        assert [found.find({"n": number}) is not None for number in range(3)] == [cut.endswith("}}"), True, True]
+
+
+def test_a_tuning_that_is_killed_in_its_first_trial_can_go_on(tmp_path: Path) -> None:
+    """What the trial saved is deleted, its processes end with it, and the trials of a living tuning stay."""
+    script = "import os, time; open(os.environ['OWN'] + '/pid', 'w').write(str(os.getpid())); time.sleep(600)"
+    code = (
+        "import os, sys; from pathlib import Path; from tonnage.tuning import trials\n"
+        "with trials.own_folder(Path(sys.argv[1])) as own:\n"
+        f"    command = [sys.executable, '-c', {script!r}]\n"
+        "    trials.run_processes(command, {**os.environ, 'OWN': str(own)}, own, ranks=1, timeout_seconds=600)\n"
+    )
+    tuning = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+    try:
+        wait_for(lambda: any(file.read_text() for file in tmp_path.glob("*/pid")))
+        [pid] = (int(file.read_text()) for file in tmp_path.glob("*/pid"))
+        Records(tmp_path)
+        assert len(list(tmp_path.iterdir())) == 1
+    finally:
+        tuning.kill()
+        tuning.wait()
+    wait_for(lambda: not is_alive(pid))
+    Records(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_a_trial_that_fails_says_why(tmp_path: Path) -> None:

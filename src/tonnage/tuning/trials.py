@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tonnage.cluster import CPU
 from tonnage.errors import UnreadableFile, UsageError
 from tonnage.files import make_folder, read_text
+from tonnage.ghost.termination import ends_with
 from tonnage.techniques import environment
 from tonnage.tuning.outcome import Outcome, worst
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from tonnage.planner.solution import Candidate
 
 RECORDS: Final = "trials.jsonl"
+_OWN: Final = ".trial-"
+"""How the names of the trials' own folders begin."""
 _MOST_BYTES: Final = 1 << 26
 _LAST_LINES: Final = 40
 """Lines of a trial's output in which an error that it caught itself is looked for."""
@@ -50,6 +54,7 @@ class Records:
         """Add what a trial gave, and write it at once."""
         record = {"trial": trial, **found}
         self._known[json.dumps(trial, sort_keys=True)] = record
+        _end_last_line(self.folder / RECORDS)
         with (self.folder / RECORDS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
             file.flush()
@@ -115,9 +120,37 @@ class Trials:
 
 @contextlib.contextmanager
 def own_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder of a trial's own, which is deleted with all that the trial saved."""
-    with tempfile.TemporaryDirectory(prefix=".trial-", dir=folder, ignore_cleanup_errors=True) as own:
+    """Yield a folder of a trial's own, which is deleted with all that the trial saved; it is locked meanwhile."""
+    with (
+        tempfile.TemporaryDirectory(prefix=_OWN, dir=folder, ignore_cleanup_errors=True) as own,
+        _lock(Path(own)),
+    ):
         yield Path(own)
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[bool]:
+    """Lock a folder until the block is left or this process is killed; yield False if another one has locked it."""
+    import fcntl  # not every system has it
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        is_free = True
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # or a file system that locks nothing: what is left there stays
+            is_free = False
+        yield is_free
+    finally:
+        os.close(handle)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Delete what the trials of a tuning that was killed had saved."""
+    for own in folder.glob(f"{_OWN}*"):
+        with _lock(own) as is_abandoned:
+            if is_abandoned:
+                shutil.rmtree(own, ignore_errors=True)
 
 
 def run_processes(
@@ -137,6 +170,7 @@ def run_processes(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=ends_with(os.getpid()) if sys.platform == "linux" else None,
         )
         try:
             found, is_late = _wait(process, own, ranks, timeout_seconds)
@@ -184,9 +218,24 @@ def _wait(
 
 def _check_folder(folder: Path) -> None:
     """Make the folder, or check that only earlier trials are in it.  Raises UsageError and UnwritableFile."""
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORDS).is_file():
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    if RECORDS not in names and not all(name.startswith(_OWN) for name in names):
         raise UsageError(f"--out {folder} is in use, and not by trials; name another folder.")
     make_folder(folder)
+    _remove_abandoned(folder)
+
+
+def _end_last_line(file: Path) -> None:
+    """Delete a last line that was cut by a kill: the next record would become a part of it."""
+    content = file.read_bytes() if file.exists() else b""
+    begin = content.rfind(b"\n") + 1
+    if begin == len(content):
+        return
+    try:
+        json.loads(content[begin:])
+        file.write_bytes(content + b"\n")
+    except ValueError:
+        os.truncate(file, begin)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
