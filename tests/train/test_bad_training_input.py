@@ -1,9 +1,11 @@
 """What users get wrong with `tonnage train`: one line, the exit code of the contract, and nothing half-written."""
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +145,35 @@ def test_lines_that_cannot_be_used_are_named(folder: Path, capsys: pytest.Captur
     assert "left out 4 lines" in said
     for place, reason in ((2, "half of a character"), (3, "empty"), (5, "a message without content")):
         assert f"data.jsonl:{place} ({reason})" in said
+
+
+BAD_STEPS: dict[str, tuple[set[int], int, int, str]] = {
+    "one": ({3}, 0, 1, "step 3 was left out: its loss is no number"),
+    "three in a row": ({3, 4, 5}, 0, 3, "went back to the weights of"),
+    "with good ones between": ({3, 4, 5, 6, 7, 8, *range(11, 17)}, 0, 12, "step-10 after step 16; the data goes on"),
+    "for ever": (set(range(3, 40)), 5, 12, "step-2 3 times and its steps are bad again at step 14; choose a lower"),
+    "from the start": (set(range(1, 40)), 5, 3, "3 steps in a row, up to step 3, were left out, and there is no"),
+}
+"""Steps whose loss is no number; exit code, number of steps that are left out, and what is said."""
+
+
+@pytest.mark.parametrize("name", BAD_STEPS)
+def test_bad_steps_change_nothing_and_end_a_run_that_does_not_recover(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad, code, left_out, message = BAD_STEPS[name]
+    own, numbers = Trainable.step, iter(range(1, 100))
+
+    def step(self: Trainable, given: Any, accepts: Any = None) -> Any:
+        is_bad = next(numbers) in bad
+        result = own(self, given, lambda loss, norm: accepts(math.nan if is_bad else loss, norm))
+        return replace(result, loss=math.nan) if is_bad else result
+
+    monkeypatch.setattr(Trainable, "step", step)
+    assert run(words(folder, "--max-steps", "20", out="new")) == code
+    assert message in capsys.readouterr().err
+    lines = [json.loads(line) for line in (folder / "new" / "metrics.jsonl").read_text().splitlines()]
+    assert sum(line["skipped"] for line in lines) == left_out
 
 
 def test_a_disk_that_is_full_at_the_end_leaves_the_checkpoint(

@@ -41,6 +41,8 @@ class Guard:
         """All bad steps."""
         self.bad_in_a_row = 0
         """Bad steps since the last good one, or since the run went back."""
+        self.is_back = False
+        """True since the run went back, until a good step: its weights are those of the checkpoint still."""
 
     @property
     def limit(self) -> float:
@@ -55,7 +57,7 @@ class Guard:
         is_finite = math.isfinite(loss) and (gradient_norm is None or math.isfinite(gradient_norm))
         if is_finite and loss <= self.limit:
             self.losses.append(loss)
-            self.bad_in_a_row = 0
+            self.bad_in_a_row, self.is_back = 0, False
             return True
         self.bad += 1
         self.bad_in_a_row += 1
@@ -68,13 +70,15 @@ class Guard:
 
     def went_back(self) -> None:
         """Begin anew with the weights of a checkpoint."""
-        self.bad_in_a_row = 0
+        self.bad_in_a_row, self.is_back = 0, True
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run must know, as JSON has it."""
-        return {"losses": list(self.losses), "bad": self.bad, "bad_in_a_row": self.bad_in_a_row}
+        counts = {"bad": self.bad, "bad_in_a_row": self.bad_in_a_row, "is_back": self.is_back}
+        return {"losses": list(self.losses), **counts}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue as the guard that had this state."""
         self.losses = deque(state["losses"], maxlen=WINDOW)
         self.bad, self.bad_in_a_row = int(state["bad"]), int(state["bad_in_a_row"])
+        self.is_back = bool(state.get("is_back"))

@@ -193,7 +193,8 @@ class _Run:
             self._take_step()
             is_stopped = self._agree_to_stop()
             is_end = self._state.step == self._setup.lengths.total
-            is_due = self._state.step % self._settings.save_every == 0 and not self._guard.bad_in_a_row
+            is_good = not self._guard.bad_in_a_row and not self._guard.is_back  # else there is nothing new to save
+            is_due = is_good and self._state.step % self._settings.save_every == 0
             if is_stopped or is_end or is_due:
                 self._save()
             if is_stopped:
@@ -431,7 +432,9 @@ class _Run:
         self._progress.show(text, always=line.step in (1, total) or line.evaluation_loss is not None)
         if line.skipped:
             norm = line.gradient_norm
-            why = f"loss {line.loss}, limit {self._guard.limit:.4f}"
+            why = "its loss is no number"
+            if line.loss is not None:
+                why = f"loss {line.loss:.4f}, limit {self._guard.limit:.4f}"
             why = f"norm of the gradients {norm}" if norm is not None and not math.isfinite(norm) else why
             self._progress.remark(f"step {line.step} was left out: {'no labels' if not line.tokens else why}")
         self._watch_memory(line, capacity)
