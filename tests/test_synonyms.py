@@ -67,6 +67,9 @@ def test_trainers_words_lead_to_the_optimizer_of_the_catalog(optimizer: Any):
     ("typed", "right"),
     [
         ("--batch-size 2", "Here it is --micro-batch"),
+        ("--batchsize 2", "Here it is --micro-batch"),
+        ("--bs 2", "Here it is --micro-batch"),
+        ("--gradientcheckpointing", "--checkpointing full"),
         ("--per_device_train_batch_size 2", "Here it is --micro-batch"),
         ("--dtype bfloat16", "--precision"),
         ("--gradient-checkpointing", "--checkpointing full"),

@@ -55,7 +55,8 @@ class Synonym:
 _OPTION_ROWS: Final[tuple[tuple[str, str, tuple[str, ...], str], ...]] = (
     ("model model-name model-name-or-path model-id model-path base-model", "MODEL", (), ""),
     (
-        "batch-size per-device-train-batch-size per-gpu-train-batch-size per-device-batch-size micro-batch-size mbs "
+        "batch bs batch-size per-gpu-batch-size per-device-train-batch-size per-gpu-train-batch-size "
+        "per-device-batch-size micro-batch-size mbs "
         "train-micro-batch-size-per-gpu micro-batch-size-per-gpu local-batch-size device-batch-size train-batch",
         "micro-batch",
         (),
@@ -223,6 +224,8 @@ OPTIONS: Final[Mapping[str, Synonym]] = {
     for name in names.split()
 }
 """tonnage's option by another program's name of it, in lower case with dashes."""
+
+_OPTIONS_WITHOUT_DASHES: Final = {name.replace("-", ""): synonym for name, synonym in OPTIONS.items()}
 
 WITHOUT_EFFECT: Final = frozenset(
     {
@@ -440,8 +443,12 @@ def _normalise(name: str) -> str:
 
 
 def find_option(name: str) -> Synonym | None:
-    """Return what tonnage calls an option of another program; None if no program in the table has it."""
-    return OPTIONS.get(_normalise(name))
+    """Return what tonnage calls an option of another program; None if no program in the table has it.
+
+    Dashes make no difference: `batchsize` is `batch-size`.
+    """
+    known = OPTIONS.get(_normalise(name))
+    return known or _OPTIONS_WITHOUT_DASHES.get(_normalise(name).replace("-", ""))
 
 
 def find_train_option(name: str) -> str | None:

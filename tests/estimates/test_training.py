@@ -36,7 +36,10 @@ def test_nothing_is_said_without_a_goal_or_a_pace():
     assert describe_training(made.time) is None
 
 
-@pytest.mark.parametrize("goal", [{"tokens": 1, "samples": 1}, {"price": 2.0}, {"tokens": 1, "price": 0.0}])
+BAD = ({"tokens": 1, "samples": 1}, {"price": 2.0}, {"tokens": 1, "price": 0.0}, {"tokens": 1, "price": "cheap"})
+
+
+@pytest.mark.parametrize("goal", BAD)
 def test_contradictory_goals_raise(goal):
     with pytest.raises(UsageError):
         TrainingGoal(**goal)

@@ -26,6 +26,8 @@ class TrainingGoal:
     def __post_init__(self) -> None:
         if self.tokens is not None and self.samples is not None:
             raise UsageError("--tokens and --samples both say how much is trained; leave one of them out.")
+        if self.price is not None and not isinstance(self.price, int | float):
+            raise UsageError(f"--price is {self.price}; it must be a number above 0.")
         if self.price is not None and self.tokens is None and self.samples is None:
             raise UsageError("--price is of an hour of a GPU; say with --tokens or --samples how much is trained.")
         if self.price is not None and not 0 < self.price < float("inf"):

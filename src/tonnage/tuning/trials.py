@@ -130,8 +130,14 @@ def own_folder(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _lock(folder: Path) -> Iterator[bool]:
-    """Lock a folder until the block is left or this process is killed; yield False if another one has locked it."""
-    import fcntl  # not every system has it
+    """Lock a folder until the block is left or this process is killed; yield False if another one has locked it.
+
+    On Windows, which locks no folders, yield False.
+    """
+    if sys.platform == "win32":
+        yield False
+        return
+    import fcntl
 
     handle = os.open(folder, os.O_RDONLY)
     try:
