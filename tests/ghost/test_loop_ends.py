@@ -31,6 +31,8 @@ def test_the_worst_of_several_loops_decides(dry_run: Any) -> None:
     estimate = answered(answer)
     assert not estimate.fits
     assert answer.printed == ({"width": 256}, {"width": 1024})
+    assert "habits/ends.py" in " ".join(estimate.oom.stack)
+    assert not any("tonnage_" in frame for frame in estimate.oom.stack)
     loops = [note for note in estimate.notes if note.startswith("Loop ")]
     assert [note.split(" (")[0] for note in loops] == ["Loop 1 of 3", "Loop 2 of 3", "Loop 3 of 3"]
     assert estimate.notes[-1].startswith("Each loop was ended after 3 optimizer steps")

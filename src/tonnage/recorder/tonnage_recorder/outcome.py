@@ -110,6 +110,11 @@ def _outside_allocator(error: BaseException) -> bool:
     return any(words in str(error) for words in _WORDS)
 
 
+def is_ours(path: str) -> bool:
+    """Return whether a file is one of the packages that tonnage puts into a program's process."""
+    return not {*OURS}.isdisjoint(path.split(os.sep)[-4:-1])
+
+
 def frames(stack: Iterable[traceback.FrameSummary]) -> list[str]:
     """Return `file:line function` of each frame that is not ours, outermost first.
 
@@ -118,7 +123,7 @@ def frames(stack: Iterable[traceback.FrameSummary]) -> list[str]:
     return [
         f"{frame.filename.removeprefix(_STARTED_IN)}:{frame.lineno} {frame.name}"
         for frame in stack
-        if os.path.basename(os.path.dirname(frame.filename)) not in OURS
+        if not is_ours(frame.filename)
     ]
 
 
@@ -131,7 +136,7 @@ def locate_caller() -> str:
     frame, library = sys._getframe(1), ""
     while frame is not None:
         name = frame.f_code.co_filename
-        if os.path.basename(os.path.dirname(name)) not in (*OURS, "values") and "/torch/" not in name:
+        if not is_ours(name) and "/torch/" not in name:
             place = f"{name.removeprefix(_STARTED_IN)}:{frame.f_lineno}"
             if not any(part in name for part in _LIBRARIES):
                 return place

@@ -9,13 +9,12 @@ import contextlib
 import ctypes
 import dis
 import functools
-import os
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, GeneratorType
 from typing import Any, NamedTuple
 
-from .outcome import OURS
+from .outcome import is_ours
 
 _IS_KNOWN = sys.implementation.name == "cpython" and (3, 11) <= sys.version_info < (3, 14)
 """True for interpreters whose frames have the two offsets below (pycore_frame.h)."""
@@ -89,7 +88,7 @@ def _frames() -> Iterator[FrameType]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if "/torch/" not in name and os.path.basename(os.path.dirname(name)) not in OURS:
+        if "/torch/" not in name and not is_ours(name):
             yield frame
         frame = frame.f_back
 
