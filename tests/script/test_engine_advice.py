@@ -1,12 +1,15 @@
 """Tests of the flags that are tried where an inference engine does not start."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 import estimates
 from tonnage.catalog.devices import parse_cluster
+from tonnage.script import engine_advice
 from tonnage.script.engine_advice import list_changes, spell_command
+from tonnage.script.planning import Asked
 from tonnage.serving.answer import Serving
 
 WORDS = "To serve at least one request, 16.0 GiB is needed; the estimated maximum model length is 49,552. Try ..."
@@ -60,3 +63,31 @@ def test_a_large_profile_run_is_made_smaller():
 )
 def test_the_command_has_the_flag(command, line):
     assert spell_command(command.split(), {"max_model_len": 8}) == line
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("/opt/bin/vllm serve m", ["starts with a KV cache of 1,234 tokens without compiled code and graphs"]),
+        ("python -m vllm.entrypoints.openai.api_server --model m", ["starts with a KV cache of 1,234 tokens"]),
+        ("vllm serve m --enforce-eager", []),
+        ("python own.py", []),
+    ],
+)
+def test_a_servers_answer_without_compiled_code_is_told_first(
+    command: str, said: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    told = Serving(engine="vllm 0.33.0", starts=True, kv_cache_tokens=1234)
+    started = replace(estimates.scripted(), serving=told.to_json())
+    asked: list[str] = []
+
+    def run(*_: object, variables: dict[str, str], **options: object) -> SimpleNamespace:
+        asked.append(variables["TONNAGE_ENGINE"])
+        return SimpleNamespace(estimate=started)
+
+    monkeypatch.setattr(engine_advice.dry_run, "run", run)
+    lines: list[str] = []
+    card = parse_cluster("h100-80gb")
+    engine_advice.say_eager_answer(Asked(command=command.split(), cluster=card, stated={}), lines.append)
+    assert [line.startswith(start) for line, start in zip(lines, said, strict=True)] == [True] * len(said)
+    assert asked == ['{"enforce_eager": true}'] * len(said)

@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -42,6 +43,25 @@ _FEW_TOKENS: Final = 2048
 
 _SERVER: Final = "vllm.entrypoints.openai.api_server"
 """Module that serves, as `vllm serve` does."""
+
+
+_EAGER: Final = ("--enforce-eager", "-O0", "-cc.mode=none")
+"""Flags with which a server compiles nothing and captures no graphs."""
+
+
+def say_eager_answer(asked: Asked, progress: Callable[[str], None]) -> None:
+    """Tell what a server holds without compiled code and graphs, with which its start takes about twice as long."""
+    if not _is_server(asked.command) or not set(_EAGER).isdisjoint(asked.command):
+        return
+    try:
+        estimate = _run(replace(asked, requests=None), {"enforce_eager": True}, progress)
+    except TonnageError:
+        return
+    if estimate.serving is None or not used_card(estimate):
+        return
+    tokens = estimate.serving.get("kv_cache_tokens")
+    held = f" with a KV cache of {tokens:,} tokens" if estimate.fits and tokens else ""
+    progress(f"{estimate.verdict()}{held} without compiled code and graphs; starting it with them")
 
 
 def list_changes(estimate: Estimate, cluster: Cluster) -> list[dict[str, Any]]:
@@ -80,16 +100,7 @@ def try_changes(
         words = spell_flags(change)
         progress(f"trying {shlex.join(words)}")
         try:
-            tried = dry_run.run(
-                asked.command,
-                asked.cluster,
-                timeout_seconds=asked.timeout_seconds,
-                torch_version=asked.torch_version,
-                variables={**os.environ, "TONNAGE_ENGINE": json.dumps(change)},
-                seconds=False,
-                requests=asked.requests,
-                progress=progress,
-            ).estimate
+            tried = _run(asked, change, progress)
         except TonnageError:
             continue
         if not used_card(tried):
@@ -97,6 +108,20 @@ def try_changes(
         yield _as_advice(asked.command, change, tried, estimate)
         if most_seconds():
             return
+
+
+def _run(asked: Asked, change: Mapping[str, Any], progress: Callable[[str], None]) -> Estimate:
+    """Run the command with these arguments of its engine."""
+    return dry_run.run(
+        asked.command,
+        asked.cluster,
+        timeout_seconds=asked.timeout_seconds,
+        torch_version=asked.torch_version,
+        variables={**os.environ, "TONNAGE_ENGINE": json.dumps(change)},
+        seconds=False,
+        requests=asked.requests,
+        progress=progress,
+    ).estimate
 
 
 def _as_advice(command: Sequence[str], change: Mapping[str, Any], tried: Estimate, before: Estimate) -> Advice:

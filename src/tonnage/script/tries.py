@@ -50,6 +50,8 @@ def answers(
 
     Raises as `dry_run.run` does.
     """
+    if advise:
+        engine_advice.say_eager_answer(asked, progress)
     began = time.monotonic()
     run = _run(asked, steps, rank, progress)
     estimate = run.estimate
