@@ -82,7 +82,7 @@ class PlannedAccelerator(Accelerator):  # type: ignore[misc]
         self._predicted = Predicted()
         self._estimation: Estimation | None = None
         super().__init__(**{**options, **settings})
-        checks.check_device(cluster, self.device.type)
+        checks.warn_of_device(cluster, self.device.type)
 
     @property
     def plan_report(self) -> PlanReport:

@@ -114,7 +114,7 @@ class PlanCallback(Callback):  # type: ignore[misc]
         wanted = plan_arguments(self._given, self._job)
         _check_trainer(trainer, plan, wanted)
         kind = "cuda" if trainer.strategy.root_device.type == "cuda" else "cpu"
-        checks.check_device(cluster, kind)
+        checks.warn_of_device(cluster, kind)
         checks.check_techniques(job, plan, cluster or applying.this_cluster(kind, trainer.world_size))
         check_weights(pl_module, job, plan)
         inner = models.hugging_face(pl_module)

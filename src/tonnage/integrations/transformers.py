@@ -87,7 +87,7 @@ class _Planned:
         _check_expressible(plan)
         _check_loss(plan, args, type(self), rest)
         ranks = _count_ranks(plan, args, None if cluster is None else cluster.gpus)
-        checks.check_device(cluster, args.device.type)
+        checks.warn_of_device(cluster, args.device.type)
         checks.check_techniques(job, plan, cluster or applying.this_cluster(args.device.type, ranks))
         args = _planned_arguments(args, job, plan)
         inner = models.hugging_face(model)

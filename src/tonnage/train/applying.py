@@ -65,7 +65,7 @@ def apply(
     checks.check_supported(job, plan)
     checks.check_adapters(job, plan, network)
     ranks = checks.count_ranks(plan, None if cluster is None else cluster.gpus)
-    checks.check_device(cluster, choose_kind(cluster))
+    checks.warn_of_device(cluster, choose_kind(cluster))
     device = _choose_device(network, cluster, ranks)
     cluster = cluster or this_cluster(device, ranks)
     checks.check_techniques(job, plan, cluster)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -99,15 +100,22 @@ def check_device(cluster: Cluster | None, kind: str) -> None:
 
     `kind` is torch's word for the device.  The devices of a Plan are not known (None): it is applied anywhere.
     """
+    if other := _name_other_device(cluster, kind):
+        raise UsageError(f'{other}; a plan with gpu = "cpu" trains on the CPU.')
+
+
+def warn_of_device(cluster: Cluster | None, kind: str) -> None:
+    """Warn where `check_device` raises: the step is the same, what was predicted for the other device is not."""
+    if other := _name_other_device(cluster, kind):
+        warnings.warn(f"{other}: its memory and seconds are others than those that were predicted.", stacklevel=3)
+
+
+def _name_other_device(cluster: Cluster | None, kind: str) -> str | None:
+    """Return the device of a plan file and the process's own, if they are of two kinds."""
     if cluster is None or (cluster.device.id == CPU) == (kind == CPU):
-        return
-    if kind != CPU:
-        raise UsageError(f"The plan is for {cluster}, and the trainer computes on {kind}; let it use the CPU.")
-    has_card = torch.cuda.is_available()
-    here = "the trainer computes on the CPU" if has_card else "this machine has no GPU"
-    raise UsageError(
-        f'The plan is for {cluster}, and {here}; a plan with gpu = "cpu", or a bare Plan, trains on the CPU.'
-    )
+        return None
+    here = "this machine has no GPU" if kind == CPU and not torch.cuda.is_available() else f"this process uses {kind}"
+    return f"The plan is for {cluster}, and {here}"
 
 
 def started_as() -> tuple[int, int]:
