@@ -83,6 +83,7 @@ LONG: Final = (
     "tests/ghost/test_applied.py::test_an_applied_plan_needs_what_was_estimated[updated in backward",
     "tests/ghost/test_counting.py::test_a_product_whose_result_has_another_dtype_is_counted",
     "tests/ghost/test_counting.py::test_a_counted_step_adds_nothing_to_the_memory[evaluates-soon",
+    "tests/ghost/test_counting.py::test_a_counted_step_adds_nothing_to_the_memory[evaluates-with-graph",
     "tests/ghost/test_counting.py::test_what_becomes_of_a_further_step_changes_no_answer[compiled",
     "tests/ghost/test_counting.py::test_what_becomes_of_a_further_step_changes_no_answer[ends",
     "tests/ghost/test_counting.py::test_what_becomes_of_a_further_step_changes_no_answer[fails",

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,7 +159,13 @@ def test_what_becomes_of_a_further_step_changes_no_answer(dry_run: Any, how: str
 
 @pytest.mark.parametrize(
     ("how", "is_timed", "phase"),
-    [("sums", True, "backward"), ("evaluates", True, "evaluate"), ("evaluates-soon", False, "evaluate")],
+    [
+        ("sums", True, "backward"),
+        ("evaluates", True, "evaluate"),
+        ("evaluates-soon", False, "evaluate"),
+        ("evaluates-with-graph", False, "forward"),
+        ("copies", False, "other"),
+    ],
 )
 def test_a_counted_step_adds_nothing_to_the_memory(dry_run: Any, how: str, is_timed: bool, phase: str) -> None:
     """While operations are counted, torch adds gradients out of place; and what comes behind is run without."""
@@ -169,6 +176,14 @@ def test_a_counted_step_adds_nothing_to_the_memory(dry_run: Any, how: str, is_ti
     assert counted.peak.by_category == plain.peak.by_category
     assert (counted.phases, counted.steps[:3]) == (plain.phases, plain.steps[:3])
     assert (counted.time["step_seconds"] is not None) == is_timed
+
+
+def test_a_program_that_runs_only_once_keeps_its_answer(dry_run: Any, tmp_path: Path) -> None:
+    """It is run again since its evaluation needs more than its steps, and finds what the first run wrote."""
+    found = dry_run("further.py", "runs-once", str(tmp_path / "out"), gpu="h200", seconds=True).run.estimate
+    assert found.peak.phase == "evaluate"
+    assert found.peak.allocated_bytes > 2**15 * (1024 + 2 * 4096) * 4
+    assert any("may be too high" in note and "FileExistsError" in note for note in found.notes)
 
 
 def test_several_stacks_are_counted_and_keep_their_wide_interval(worker: Worker) -> None:

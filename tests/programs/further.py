@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 STEPS = 3
+LAST_STEP = {"ends": 3, "evaluates": 4, "evaluates-soon": 3, "evaluates-with-graph": 3, "copies": 4, "runs-once": 4}
+"""The steps of loops that end."""
 
 
 def widen() -> None:
@@ -17,13 +20,15 @@ def widen() -> None:
     torch.addmm(total, factor, factor, out_dtype=torch.float32, out=total)
 
 
-def main() -> None:
+def main() -> Any:
     how = sys.argv[1]
     model = nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 1024)).cuda()
     run: Any = torch.compile(model) if how == "compiled" else model
     optimizer = torch.optim.AdamW(model.parameters())
     step = 0
-    while how not in ("ends", "evaluates", "evaluates-soon") or step < STEPS + (how == "evaluates"):
+    if how == "runs-once":
+        Path(sys.argv[2]).mkdir()
+    while how not in LAST_STEP or step < LAST_STEP[how]:
         if how == "fails" and step == STEPS:
             run = nn.Sequential(model, nn.Linear(7, 7).cuda())
         if how == "gives-up" and step == STEPS:
@@ -45,9 +50,11 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         step += 1
-    if how.startswith("evaluates"):
-        with torch.no_grad():
+    if how.startswith("evaluates") or how == "runs-once":
+        with nullcontext() if how == "evaluates-with-graph" else torch.no_grad():
             model(torch.randn(2**15, 1024, device="cuda"))
+    if how == "copies":
+        return [torch.cat([each.flatten() for each in model.parameters()]) for _ in range(20)]
 
 
 if __name__ == "__main__":

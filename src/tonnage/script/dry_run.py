@@ -21,7 +21,7 @@ from tonnage.case import Case
 from tonnage.catalog.models import hub_repositories
 from tonnage.catalog.overheads import ghost_settings
 from tonnage.cluster import CPU, Cluster
-from tonnage.errors import TrialFailed, UsageError
+from tonnage.errors import TonnageError, TrialFailed, UsageError
 from tonnage.estimates import history
 from tonnage.estimates.ddp_buckets import with_buckets_of_script
 from tonnage.estimates.estimate import Estimate
@@ -163,16 +163,22 @@ def run(
         progress("running it again, to find the library that needs a missing function")
         if reason := _find_missing_function(attempt({**given, "LD_BIND_NOW": "1"}).results):
             raise TrialFailed(reason)
+    failed_again: list[str] = []
     if made.results.needs_more:
-        progress("running it again: what comes after its steps needs more memory than they do")
+        progress("running it again, without counting a step: what comes after its steps may need more memory")
         again = attempt(variables, counting=False)
-        made = replace(again, results=again.results.with_counted_steps(made.results))
+        try:
+            ending.judge(again.command, again.results, again.ended, steps, timeout_seconds)
+            made = replace(again, results=again.results.with_counted_steps(made.results))
+        except TonnageError as failure:  # what the first run wrote may be in the way of a second one
+            failed_again = [ending.note_failed_again(failure)]
     serves = engine_results.is_serving(made.results)
     how = engine_results.judge(made.results, made.ended, timeout_seconds) if serves else None
     try:
         notes = ending.judge(made.command, made.results, made.ended, steps, timeout_seconds) if how is None else how
     except TrialFailed as failure:
         raise TrialFailed(f"{failure}{ending.name_on_the_hub(command, str(failure))}") from None
+    notes += failed_again
     notes += [ending.note_shared(card, made.results.names, cluster) for card in made.cards if len(card.holders) > 1]
     summed = estimate_from_traces(
         made.results.traces or [_UNUSED],

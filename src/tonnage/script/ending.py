@@ -61,6 +61,14 @@ _NOT_REACHED: Final = (
 )
 
 
+def note_failed_again(failure: Exception) -> str:
+    """Return the note about a second run, without a counted step, that has failed."""
+    return (
+        "The peak may be too high: it has a step whose operations were counted, which takes more memory, and the "
+        f"command failed when it was run again without: {failure}"
+    )
+
+
 def note_shared(card: cards.Card, names: Mapping[int, tuple[int, str]], cluster: Cluster) -> str:
     """Return the note about a GPU that several processes used: the peak of each, and of all together."""
     peaks = [

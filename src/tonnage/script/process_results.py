@@ -42,11 +42,17 @@ class ProcessResults:
     """Places of loops that had to be unwound."""
     served: bool = False
     """True if an engine's server was ready for requests, by which the command was ended."""
+    is_counting: bool = False
+    """True if a process ended within the step whose operations were counted."""
 
     @property
     def needs_more(self) -> bool:
-        """Return True if a process needed more behind its steps than can be told from a run with a counted step."""
-        return any((trace.script.get("further") or {}).get("needs_more") for trace in (*self.traces, *self.others))
+        """Return True if a process needed more behind its steps than can be told from a run with a counted step.
+
+        If that step had no end, all that came behind the steps was taken for a part of it, or was never reached.
+        """
+        further_needs = [trace.script.get("further") or {} for trace in (*self.traces, *self.others)]
+        return self.is_counting or any(each.get("needs_more") for each in further_needs)
 
     def with_counted_steps(self, counting: ProcessResults) -> ProcessResults:
         """Return these results with the operations that another run of the command counted, rank by rank."""
@@ -78,6 +84,7 @@ def collect_results(folder: Path, ended: int | None = None) -> ProcessResults:
         failed=failed,
         unwound=tuple(sorted({str(each["unwound"]) for each in started.values() if each.get("unwound")})),
         reached=(folder / "reached").exists(),
+        is_counting=any(started[process].get("is_counting") for process in loaded if process in started),
         missing=tuple(
             name for path in _sort_by_age(folder.glob("*.missing")) for name in json.loads(path.read_text())["names"]
         ),
@@ -93,8 +100,8 @@ def _load_trace(path: Path, progress: Mapping[str, Any], is_failed: bool) -> Tra
 
     If the command has failed (`is_failed`) and this process did nothing after memory ran out, that is why: pools and
     sweeps catch the error and tell it elsewhere.  If the process needed more after its first loop, this is the trace
-    of all that it did, unless a step was counted there (`needs_more`).  What came after is in `script`: `afterwards`
-    has the error by which it failed, `further` the rest's loops and phases with their peaks.
+    of all that it did, with a step that was counted there only if `needs_more`.  What came after is in `script`:
+    `afterwards` has the error by which it failed, `further` the rest's loops and phases with their peaks.
     """
     trace = replace(traces.load(path), worked=operations.load(path.with_suffix(".worked")))
     if "name" in progress:
@@ -109,7 +116,7 @@ def _load_trace(path: Path, progress: Mapping[str, Any], is_failed: bool) -> Tra
         "afterwards": failed,
         "further": further.describe(trace, rest),
     }
-    if rest.script.get("counted_marks"):
+    if rest.script.get("counted_marks") and not (facts["further"]["needs_more"] or progress.get("is_counting")):
         return replace(trace, script=facts)
     if is_failed and rest.outcome.get("kind") != "oom" and rest.script.get("shortage"):
         rest = replace(rest, outcome=rest.script["shortage"])

@@ -148,6 +148,7 @@ class Recording:
             "peaks": read_peaks(torch, written.fullest(torch)),
             "host_bytes": host.resident_peak_bytes(),
             "unwound": self.watch.loops.unwound,
+            "is_counting": self._counted is not None,
         }
         _write(self.folder, f"{self._process}{_PROGRESS}", document)
 
@@ -242,6 +243,7 @@ class Recording:
         self._late.start()
         self._counted_marks = [len(watch.marks)]
         self._counted.start()
+        self.note()
 
     def _end_counting(self) -> None:
         counted, self._counted = self._counted, None
@@ -251,6 +253,7 @@ class Recording:
         if counted is not None and counted.stop():
             with contextlib.suppress(OSError):  # tonnage has given up and removed the folder
                 counted.write(os.path.join(self.folder, f"{self._process}.worked"), self._phase)
+        self.note()
 
     def _phase(self, mark: int) -> str:
         return str(self.watch.marks[mark][1])
