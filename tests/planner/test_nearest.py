@@ -1,5 +1,6 @@
 """Where nothing fits: what refuses the combinations, and which changes would help."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -68,7 +69,7 @@ def test_pairs_of_changes_are_tried_if_no_single_one_helps(monkeypatch):
 
     monkeypatch.setattr(nearest, "_may_fit", lambda changed, runner: True)
     monkeypatch.setattr(nearest, "_try_variant", try_variant)
-    found = list(nearest._list_remedies(question("llama-3.1-70b", "t4"), None))
+    found = list(nearest._list_remedies(question("llama-3.1-70b", "t4"), FormulaRunner()))
     assert [remedy.what for remedy in found] == ["--gpu a100-80gb --method qlora"]
     assert "--gpu a100-80gb" in asked
     assert "--gpu 2xa100-80gb" in asked  # not "--gpu a100-80gb --gpu 2xa100-80gb"
@@ -185,3 +186,12 @@ def test_qlora_remedies_quantize_further():
     assert [words for words, _ in nearest._quantize_further(said)] == ["--unquantized-dtype compute"]
     for method in ("full", "lora"):
         assert list(nearest._quantize_further(question("llama-3.1-8b", "t4", method=method))) == []
+
+
+def test_the_search_for_a_remedy_is_bounded(monkeypatch):
+    """Of endless changes that do not help, only those of the first seconds are tried."""
+    tried = []
+    monkeypatch.setattr(nearest, "_may_fit", lambda changed, runner: tried.append(changed))
+    monkeypatch.setattr(nearest, "_MOST_SECONDS", 0.01)
+    assert nearest._find_first((("--gpu l4", number) for number in itertools.count()), FormulaRunner()) is None
+    assert tried

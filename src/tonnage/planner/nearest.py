@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -38,6 +39,9 @@ SMALLEST: Final = 4
 SMALLEST_OF_REMEDY: Final = 2
 """The same to see whether a remedy is worth a search."""
 
+
+_MOST_SECONDS: Final = 15.0
+"""Seconds after which no further remedy of a kind is tried."""
 
 Variant = tuple[str, Question]
 """The options that are changed, and the question then."""
@@ -151,17 +155,22 @@ def _list_remedies(question: Question, runner: TrialRunner) -> Iterator[Remedy]:
     if not remedies:
         pairs = (
             _combine_changes(question, _take_larger_card, _change_method),
-            _combine_changes(question, _add_gpus, _change_method),
             _combine_changes(question, _take_larger_card, _add_gpus),
+            _combine_changes(question, _add_gpus, _change_method),
         )
         remedies = [remedy for variants in pairs if (remedy := _find_first(variants, runner)) is not None]
     yield from remedies
 
 
 def _find_first(variants: Iterator[Variant], runner: TrialRunner) -> Remedy | None:
-    """Return the first variant that makes the job fit."""
-    hopeful = ((words, changed) for words, changed in variants if _may_fit(changed, runner))
-    return next(filter(None, (_try_variant(words, changed, runner) for words, changed in hopeful)), None)
+    """Return the first variant that makes the job fit, if it is found in time."""
+    ends = time.monotonic() + _MOST_SECONDS
+    for words, changed in variants:
+        if time.monotonic() > ends or runner.is_late:
+            return None
+        if _may_fit(changed, runner) and (remedy := _try_variant(words, changed, runner)) is not None:
+            return remedy
+    return None
 
 
 def _may_fit(question: Question, runner: TrialRunner) -> bool:
