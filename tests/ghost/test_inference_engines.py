@@ -178,7 +178,7 @@ def test_an_engine_that_never_gets_ready_is_quoted(dry_run: Any, folder: str) ->
 
 
 def test_an_engine_that_started_counts_although_the_script_does_not_end(dry_run: Any, folder: str) -> None:
-    answer = dry_run("engine.py", folder, "1024", "0.5", "hang", gpu="t4", timeout_seconds=10.0)
+    answer = dry_run("engine.py", folder, "1024", "0.5", "hang", gpu="t4", timeout_seconds=20.0)
     assert answer.run.estimate.serving["starts"]
     assert any("the engine had started" in note for note in answer.run.estimate.notes)
 
