@@ -443,12 +443,9 @@ def _normalise(name: str) -> str:
 
 
 def find_option(name: str) -> Synonym | None:
-    """Return what tonnage calls an option of another program; None if no program in the table has it.
-
-    Dashes make no difference: `batchsize` is `batch-size`.
-    """
-    known = OPTIONS.get(_normalise(name))
-    return known or _OPTIONS_WITHOUT_DASHES.get(_normalise(name).replace("-", ""))
+    """Return what tonnage calls an option of another program, with its dashes or without; None if none has it."""
+    word = _normalise(name)
+    return OPTIONS.get(word) or _OPTIONS_WITHOUT_DASHES.get(word.replace("-", ""))
 
 
 def find_train_option(name: str) -> str | None:
@@ -461,13 +458,11 @@ def is_without_effect(name: str) -> bool:
     return _normalise(name) in WITHOUT_EFFECT
 
 
+_BY_REWARDS: Final = "training by preferences or rewards"
+
 _NOT_MODELLED: Final[tuple[tuple[str, str, str], ...]] = (
-    (
-        "task",
-        r"dpo|kto|orpo|simpo|cpo|ipo|grpo|ppo|rloo|reward|online-dpo|gkd",
-        "training by preferences or rewards",
-    ),
-    ("method", r"dpo|kto|orpo|simpo|grpo|ppo|reward", "training by preferences or rewards"),
+    ("task", r"dpo|kto|orpo|simpo|cpo|ipo|grpo|ppo|rloo|reward|online-dpo|gkd", _BY_REWARDS),
+    ("method", r"dpo|kto|orpo|simpo|grpo|ppo|reward", _BY_REWARDS),
     ("loss", r"dpo|kto|orpo|simpo|ipo", "training by preferences"),
     ("optimizer", r"galore.*|apollo.*|lomo|adalomo|grokadamw|schedule-free.*|stable-adamw", "this optimizer"),
 )
@@ -479,17 +474,15 @@ ANOTHER_WAY: Final = (
 )
 """The way to ask about a word that no option models."""
 
-_NOT_MODELLED_OPTIONS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("ref-model", "reference-model", "precompute-ref-log-probs"), "a reference model"),
-    **dict.fromkeys(("ulysses", "ulysses-size", "sp", "sp-size", "ulysses-degree"), "Ulysses sequence parallelism"),
-    **dict.fromkeys(("optim-target-modules", "galore-rank"), "GaLore and APOLLO"),
-    **dict.fromkeys(("frames", "num-frames", "fps", "video", "videos"), "videos"),
-    **dict.fromkeys(
-        ("freeze", "freeze-vision-tower", "freeze-vit", "freeze-vision", "freeze-llm"), "parts that are frozen"
-    ),
-    "max-pixels": "a limit of pixels (--image-size is an image's size behind the processor, --images their number)",
-}
-"""Options of other programs for what tonnage does not model."""
+_NOT_MODELLED_OPTIONS: Final = (
+    (r"ref(erence)?-model|precompute-ref-log-probs", "a reference model"),
+    (r"ulysses(-size|-degree)?|sp(-size)?", "Ulysses sequence parallelism"),
+    (r"optim-target-modules|galore-rank", "GaLore and APOLLO"),
+    (r"(num-)?frames|fps|videos?", "videos"),
+    (r"freeze(-vision(-tower)?|-vit|-llm)?", "parts that are frozen"),
+    (r"max-pixels", "a limit of pixels (--image-size is the size behind the processor, --images the number)"),
+)
+"""Options of other programs for what tonnage does not model: a pattern, and what it is."""
 
 
 def explain_unknown_value(option: str, value: str) -> str | None:
@@ -503,7 +496,8 @@ def explain_unknown_value(option: str, value: str) -> str | None:
 
 def explain_unknown_option(name: str) -> str | None:
     """Return what to do about another program's option that none of tonnage's means; None for any other option."""
-    what = _NOT_MODELLED_OPTIONS.get(_normalise(name.lstrip("-")))
+    word = _normalise(name.lstrip("-"))
+    what = next((what for pattern, what in _NOT_MODELLED_OPTIONS if re.fullmatch(pattern, word)), None)
     return None if what is None else ANOTHER_WAY.format(what=what)
 
 

@@ -56,7 +56,7 @@ def say_eager_answer(asked: Asked, progress: Callable[[str], None]) -> None:
     try:
         estimate = _run(replace(asked, requests=None), {"enforce_eager": True}, progress)
     except TonnageError:
-        return
+        return  # the start as it was typed tells why
     if estimate.serving is None or not used_card(estimate):
         return
     tokens = estimate.serving.get("kv_cache_tokens")

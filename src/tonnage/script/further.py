@@ -15,6 +15,9 @@ _SHOWN: Final = {
 }
 """Phases that a report shows although they came after the steps, by their names in a trace."""
 
+_LEAST_BYTES: Final = MIB
+"""Bytes allocated behind the steps that are not worth a second run: the allocator's smallest segment is 2 MiB."""
+
 
 def describe(first: Trace, rest: Trace) -> dict[str, Any]:
     """Return the loops and phases of `rest`, which begins with all of `first`, and their peaks in bytes.
@@ -60,7 +63,7 @@ def describe(first: Trace, rest: Trace) -> dict[str, Any]:
 def _needs_more(rest: Trace, before: Mapping[str, int], behind: Mapping[str, int], reached_bytes: int) -> bool:
     """Return True if more was needed behind the counted step, at which `reached_bytes` were reserved, than before."""
     is_short = rest.outcome.get("kind") == "oom" or bool(rest.script.get("shortage"))
-    is_larger = behind["allocated_bytes"] > before["allocated_bytes"] + MIB
+    is_larger = behind["allocated_bytes"] > before["allocated_bytes"] + _LEAST_BYTES
     return is_short or is_larger or behind["reserved_bytes"] > reached_bytes
 
 

@@ -107,9 +107,8 @@ def apply(
     world = World(size=cluster.gpus, gpus_per_node=cluster.gpus_per_node, device=select_device(device))
     world = replace(join(world, plan, alone=False), made_group=False)  # DeepSpeed keeps its groups of ranks
     with ExitStack() as resources:
-        resources.enter_context(
-            with_variable("LOCAL_RANK", str(world.device.index or 0))
-        )  # its engine's choice of a card
+        card = str(world.device.index or 0)
+        resources.enter_context(with_variable("LOCAL_RANK", card))  # by which its engine chooses a card
         deepspeed.init_distributed(dist_backend="gloo" if world.device.type == CPU else "nccl")
         step = suit(replace(common.network_step(job, plan, world), world=world, given=given, initialise=True))
         network = given.network
