@@ -137,6 +137,12 @@ def test_a_step_that_follows_known_numbers_is_counted(dry_run: Any) -> None:
     assert answer.run.estimate.time["step_seconds"] > 0
 
 
+def test_a_second_epoch_after_the_counted_step_is_no_further_loop(dry_run: Any) -> None:
+    answer = dry_run("further.py", "fetches-ahead", gpu="h200", seconds=True)
+    assert answer.run.estimate.time["step_seconds"] > 0
+    assert answer.run.traces[0].script["further"]["loops"] == []
+
+
 @pytest.mark.parametrize(
     ("how", "why"),
     [

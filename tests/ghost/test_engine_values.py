@@ -33,6 +33,11 @@ GIB = 1 << 30
             {"kv_cache_tokens": 418001, "max_len": 131072},
         ),
         ("Loading weights took 3 seconds", {}),
+        (f"GPU KV cache size: {'9' * 400} tokens", {}),
+        ("GPU KV cache size: , tokens", {}),
+        ("torch_compile_cache/" * 50_000, {}),
+        ("torch.compile " * 50_000, {}),
+        ("Graph capturing finished in " * 50_000, {}),
         ("Compiling a graph for compile range (1, 8192) takes 9.31 s", {"compile_cache": "cold"}),
         ("Compiling a graph for dynamic shape takes 30.12 s", {"compile_cache": "cold"}),
         (

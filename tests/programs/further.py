@@ -1,12 +1,14 @@
 """A loop of which one step more is made than was asked for: what becomes of that one."""
 
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 STEPS = 3
@@ -20,8 +22,32 @@ def widen() -> None:
     torch.addmm(total, factor, factor, out_dtype=torch.float32, out=total)
 
 
+def fetch_ahead(loader: DataLoader[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield each batch once the next one is there, as accelerate does to know the last one."""
+    batches = iter(loader)
+    ready = next(batches)
+    for following in batches:
+        yield ready
+        ready = following
+    yield ready
+
+
+def fetches_ahead() -> None:
+    """Two epochs of four steps: what comes behind the fourth is asked for before it is made."""
+    model = nn.Linear(1024, 1024).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    loader = DataLoader(torch.randn(32, 1024), batch_size=8)  # type: ignore[arg-type]
+    for _ in range(2):
+        for rows in fetch_ahead(loader):
+            model(rows.cuda()).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 def main() -> Any:
     how = sys.argv[1]
+    if how == "fetches-ahead":
+        return fetches_ahead()
     model = nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 1024)).cuda()
     run: Any = torch.compile(model) if how == "compiled" else model
     optimizer = torch.optim.AdamW(model.parameters())

@@ -57,13 +57,14 @@ _MOST_WORDS = 400
 """Characters of a line of the log that are kept."""
 
 _GIB = 1 << 30
-_NUMBER = r"([\d,]+(?:\.\d+)?)"
+_NUMBER = r"(\d[\d,]{0,30}(?:\.\d{1,30})?)"
+_ANYTHING = ".{0,400}?"  # bounded, or a long line of a stranger's log would take minutes
 
 _WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (rf"KV cache size: {_NUMBER} tokens", ("kv_cache_tokens",)),
     (rf"Maximum concurrency for {_NUMBER} tokens per request: {_NUMBER}x", ("max_len", "concurrency")),
-    (rf"Graph capturing finished in .*? took {_NUMBER} GiB", ("graphs_gib",)),
-    (rf"torch\.compile.* t(?:ook|akes) {_NUMBER} s in total", ("compile_seconds",)),
+    (rf"Graph capturing finished in {_ANYTHING} took {_NUMBER} GiB", ("graphs_gib",)),
+    (rf"torch\.compile{_ANYTHING} t(?:ook|akes) {_NUMBER} s in total", ("compile_seconds",)),
     (rf"\bmax_total_num_tokens={_NUMBER}", ("kv_cache_tokens",)),
     (rf"\bcontext_len={_NUMBER}", ("max_len",)),
     (rf"K size: {_NUMBER} GB, V size: {_NUMBER} GB", ("keys_gib", "values_gib")),
@@ -76,7 +77,7 @@ _COMPILED = {
 }
 """What vLLM says of a graph that it compiles, and of one that it finds in its cache."""
 
-_COMPILED_INTO = re.compile(r"(\S*torch_compile_cache/\S*?rank_\d+_\d+)")
+_COMPILED_INTO = re.compile(r"(?<!\S)(\S{0,4000}?torch_compile_cache/\S{0,400}?rank_\d+_\d+)")
 """Folder of vLLM's cache with what one rank compiled, in a line of its log."""
 
 _COMPILING = "tonnage.json"

@@ -214,6 +214,7 @@ class _Batches:
         if not loops._is_done():
             at_end = False
         elif not self._is_later:
+            loops._ended.add(self._signature)  # a step that is counted may find the end of the data
             at_end = loops.end_step()
         elif self._signature in loops._ended:
             at_end = self._count >= 1
