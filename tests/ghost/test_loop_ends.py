@@ -48,6 +48,22 @@ def test_a_second_loop_over_the_same_loader_has_steps_of_its_own(dry_run: Any) -
     assert any(note.startswith("Loop 2 of 2") and "3 optimizer steps" in note for note in estimate.notes)
 
 
+def test_a_loop_behind_a_short_one_has_steps_of_its_own(dry_run: Any) -> None:
+    answer = dry_run("habits/ends.py", "warms-up")
+    estimate = answered(answer)
+    assert answer.printed == ({"count": 2}, {"count": 3})
+    peaks = [step.allocated_bytes for step in estimate.steps]
+    assert len(peaks) == 5
+    assert peaks[0] < peaks[2] <= max(peaks[3:])
+
+
+def test_an_optimizer_for_each_step_makes_no_loop_of_each(dry_run: Any) -> None:
+    answer = dry_run("habits/ends.py", "renews")
+    assert answered(answer).fits
+    assert answer.run.traces[0].steps <= 12
+    assert not any("never stepped" in one for one in answer.run.estimate.coverage.assumed)
+
+
 def test_epochs_evaluation_and_saving_come_to_their_end(dry_run: Any) -> None:
     """After its steps the loader gives one batch an epoch, and the evaluation sees as many batches as steps."""
     answer = dry_run("habits/ends.py", "epochs")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Final
 
 from tonnage.estimates.estimate import Estimate, PhasePeak
@@ -90,11 +90,15 @@ def notes(trace: Trace, unwound: Sequence[str], steps: int | None) -> list[str]:
     `steps` is the number of steps that were wanted of each loop, None for all.
     """
     loops = (trace.script.get("further") or {}).get("loops", [])
-    found = [
-        f"Loop {number} of {len(loops)} (at {loop['place']}), {pluralise(loop['steps'], 'optimizer step')}: at most "
-        f"{format_size(loop['allocated_bytes'])} allocated, {format_size(loop['reserved_bytes'])} reserved."
-        for number, loop in enumerate(loops, 1)
-    ]
+    found = []
+    for facts, alike in groupby(enumerate(loops, 1), key=lambda row: {**row[1], "first_step": 0}):
+        first, *rest = [number for number, _ in alike]
+        which = f"Loops {first} to {rest[-1]}" if rest else f"Loop {first}"
+        found.append(
+            f"{which} of {len(loops)} (at {facts['place']}), {pluralise(facts['steps'], 'optimizer step')}"
+            f"{' each' if rest else ''}: at most {format_size(facts['allocated_bytes'])} allocated, "
+            f"{format_size(facts['reserved_bytes'])} reserved."
+        )
     if unwound:
         found.append(
             f"The loop at {', '.join(unwound)} has no end that could be reached after its steps: it was unwound, "

@@ -1,6 +1,6 @@
 """Programs that go on behind their training loops, or have several of them.
 
-python ends.py cleans-up|sweeps|unfreezes|epochs|endless|catches-all|fails-later|evaluates|queue|pool|second-stage
+python ends.py WAY, such as cleans-up: the name of a function below
 """
 
 import atexit
@@ -78,6 +78,20 @@ def unfreezes() -> None:
         for parameter in trained.parameters():
             parameter.requires_grad = True
         say(count=train(model, torch.optim.AdamW(trained.parameters()), batches))
+
+
+def warms_up() -> None:
+    """Two steps of a small network come before many of a large one."""
+    for width, rows in ((WIDTH, 16), (2**16, 800)):
+        model, optimizer = network(width)
+        say(count=train(model, optimizer, loader(rows)))
+
+
+def renews() -> None:
+    """Forty steps, each with an optimizer of its own."""
+    model, _ = network()
+    for (rows,) in loader(320):
+        step(model, torch.optim.AdamW(model.parameters()), rows.cuda())
 
 
 def epochs() -> None:
@@ -174,7 +188,20 @@ def second_stage() -> None:
 WAYS: dict[str, Callable[[], None]] = {
     way.__name__.replace("_", "-"): way
     for way in (
-        *(cleans_up, sweeps, unfreezes, epochs, endless, catches_all, fails_later, evaluates, queue, pool),
+        *(
+            cleans_up,
+            sweeps,
+            unfreezes,
+            warms_up,
+            renews,
+            epochs,
+            endless,
+            catches_all,
+            fails_later,
+            evaluates,
+            queue,
+            pool,
+        ),
         *(first_stage, second_stage),
     )
 }

@@ -3,12 +3,13 @@
 A torch DataLoader of such a loop has no more batches, and trainers are told to stop.  A loop without one may go on
 for a second, since the end of most is near.  Then its iterator has no more items (`running_loops`).  Where there is
 none, `LoopEnded` unwinds the loop, which `except Exception` does not catch.  A further loop, with another loader or a
-new optimizer, makes as many steps as the first.
+new optimizer, makes as many steps as the first; so does one with a new optimizer behind a loop that ended before.
 """
 
 import contextlib
 import functools
 import time
+from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,9 @@ from .step_counter import StepCounter
 
 GRACE_SECONDS = 1.0
 """Time for which a loop without a loader may go on after its last wanted step, in a program of one process."""
+
+_MOST_ALIKE = 8
+"""Loops at one place over equally many weights; more of them are one, which makes an optimizer for each step."""
 
 _PATIENCE = 16
 """Number of times that a loop is unwound before the process is ended: something in it catches everything."""
@@ -62,7 +66,8 @@ class Loops:
         self._marks, self._optimizers, self._wanted = marks, optimizers, wanted
         self._made_steps, self._is_enough = made_steps, is_enough
         self._base = 0
-        self._is_optimizer_new = False
+        self._new_elements: int | None = None
+        self._alike: Counter[tuple[str, int]] = Counter()
         self._batches: _Batches | None = None
         self._over_since: float | None = None
         self._unwound = self._left = 0
@@ -83,21 +88,32 @@ class Loops:
         """Return how many of the program's steps belong to this loop."""
         return steps - self._base
 
-    def add_optimizer(self) -> None:
-        """Note that an optimizer was made: after a loop that has made its steps, it is for a further one."""
-        self._is_optimizer_new = self._is_optimizer_new or self._is_done()
+    def add_optimizer(self, elements: int) -> None:
+        """Note that an optimizer of so many weights was made: after the steps of a loop, it is for a further one."""
+        if self.steps_here(self._made_steps()) > 0:
+            self._new_elements = elements
 
     def begin_forward(self) -> None:
         """Begin a forward pass that may be the first one of a loop."""
-        is_loader_new = self._batches is not None and self._batches.is_new
-        is_further = (self._is_optimizer_new or is_loader_new) and self._is_done()
-        if is_further:
-            self.complete()
+        is_further = self._has_new_optimizer()
+        if self._is_done():
+            is_further = is_further or (self._batches is not None and self._batches.is_new)
+            if is_further:
+                self.complete()
         if is_further or not self.rows:
             self._base = self._made_steps()
-            self._is_optimizer_new = self.is_over = False
+            self.is_over = False
             self._over_since, self._unwound, self._left = None, 0, 0
             self.rows.append({"place": outcome.locate_caller(), "first_step": self._base + 1})
+
+    def _has_new_optimizer(self) -> bool:
+        """Return whether an optimizer for a further loop was made since the last pass."""
+        elements, self._new_elements = self._new_elements, None
+        if elements is None:
+            return False
+        kind = (outcome.locate_caller(), elements)
+        self._alike[kind] += 1
+        return self._alike[kind] <= _MOST_ALIKE
 
     def begin_backward(self) -> None:
         """Begin a backward pass.  Raises LoopEnded in a loop that should have ended."""

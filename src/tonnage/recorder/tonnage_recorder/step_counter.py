@@ -27,6 +27,7 @@ class StepCounter:
         self._is_trained_here = is_trained_here
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._later: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._latest: weakref.WeakSet[Any] = weakref.WeakSet()
         self._ever: weakref.WeakSet[Any] = weakref.WeakSet()
         self._now: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._turns = 0
@@ -43,7 +44,7 @@ class StepCounter:
             return
         (self._later if self._turns else self._known).add(optimizer)
         self._made += 1
-        self._most_elements = max(self._most_elements, sum(map(elements, _parameters(optimizer))))
+        self._most_elements = max(self._most_elements, count_elements(optimizer))
 
     def is_new(self, optimizer: Any) -> bool:
         """Return whether this optimizer has never stepped."""
@@ -75,7 +76,7 @@ class StepCounter:
         self._turns = 0
         self._now.clear()
         self._known.update(self._later)
-        self._later.clear()
+        self._latest, self._later = self._later, weakref.WeakSet()
 
     def signature(self) -> tuple[int, int]:
         """Return what differs where other weights are trained: the optimizers made so far, and what they train."""
@@ -89,9 +90,11 @@ class StepCounter:
     def sizes_never_stepped(self, updating: Any = None) -> list[int]:
         """Return the number of elements that each optimizer would train alone, for those that never stepped.
 
-        The one that is `updating` is in its first step, which has not ended.
+        The one that is `updating` is in its first step, which has not ended; what was made after the last step is for
+        steps that nobody asked for.
         """
-        late = [each for each in [*self._known, *self._later] if each not in self._ever and each is not updating]
+        waited = [each for each in list(self._known) if each not in self._latest]
+        late = [each for each in waited if each not in self._ever and each is not updating]
         return [sum(p.numel() for p in own) for own in self._own_parameters(late)]
 
     def _own_parameters(self, late: Iterable[Any]) -> list[list[Any]]:
@@ -107,6 +110,11 @@ class StepCounter:
             if own:
                 parameters.append(own)
         return parameters
+
+
+def count_elements(optimizer: Any) -> int:
+    """Return the number of elements that an optimizer was made for."""
+    return sum(map(elements, _parameters(optimizer)))
 
 
 def _parameters(optimizer: Any) -> Iterable[Any]:

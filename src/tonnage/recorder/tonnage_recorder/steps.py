@@ -11,7 +11,7 @@ from .loops import Loops
 from .marks import Marks
 from .networks import Networks
 from .shortage import Shortage
-from .step_counter import StepCounter
+from .step_counter import StepCounter, count_elements
 
 PASSES_A_STEP = 32
 """Backward passes that stand for a step where no optimizer says when one is made: a program may update its weights
@@ -58,7 +58,7 @@ class Steps:
     def add_optimizer(self, optimizer: Any) -> None:
         """Add a new optimizer."""
         self.optimizers.add(optimizer)
-        self.loops.add_optimizer()
+        self.loops.add_optimizer(count_elements(optimizer))
 
     def count(self, optimizer: Any) -> None:
         """Count the step of an optimizer."""
