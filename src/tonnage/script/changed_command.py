@@ -67,8 +67,8 @@ def change_command(command: Sequence[str], facts: Facts, changes: Sequence[Chang
     settings = tuple(setting for change in changes for setting in change.settings)
     words = list(command)
     for setting in settings:
-        if setting.where == "flag":
-            words = set_value(words, setting.name, setting.after, facts.options)
+        if setting.where == "flag" and setting.flag is not None:
+            words = set_value(words, setting.flag, setting.after, facts.options)
         elif setting.where == "launcher":
             words = launchers.set_accelerate_flag(words, f"--{setting.name}", str(setting.after))
     arguments = {setting.name: setting.after for setting in settings if setting.where == "argument"}

@@ -1,28 +1,67 @@
 """A script's command line with other values of its flags, as its own argument parser names them.
 
-    set_value(["python", "train.py", "--bf16", "True"], "bf16", None, options)    ->    ["python", "train.py"]
+    set_value(["python", "train.py", "--bf16", "True"], "--bf16", None, options)    ->    ["python", "train.py"]
 
-`options` are the parser's options by flag, each with its dest, action and nargs, as the script was seen to make them.
+`options` are the parser's options by flag, each with its dest, action, nargs and default, as the script was seen to
+make them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
+
+OWN_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "per_device_train_batch_size": (
+        *("batch_size", "train_batch_size", "micro_batch_size", "micro_batch", "per_device_batch_size"),
+        *("per_gpu_batch_size", "per_gpu_train_batch_size", "batch", "bs", "mbs"),
+    ),
+    "gradient_accumulation_steps": (
+        *("gradient_accumulation", "grad_accumulation_steps", "grad_accumulation", "grad_accum_steps", "grad_accum"),
+        *("accumulation_steps", "accum_steps", "accumulate_grad_batches", "accumulation", "accum", "ga_steps"),
+    ),
+    "gradient_checkpointing": ("grad_checkpointing", "activation_checkpointing", "checkpointing", "grad_ckpt"),
+    "optim": ("optimizer",),
+}
+"""What scripts with a parser of their own call settings of TrainingArguments."""
 
 
-def find_flag(name: str, options: Mapping[str, Any], command: Sequence[str] = ()) -> str | None:
-    """Return the flag that sets `name`: the one in the command, else the parser's first; None if there is none."""
+def find_flag(name: str, options: Mapping[str, Any], command: Sequence[str] = (), present: Any = None) -> str | None:
+    """Return the flag that sets a setting; None if there is none.
+
+    It is the parser's own of this name, or one that is usual for it and has the `present` value of the setting.
+    """
+    flag = _find_named(name, options, command)
+    if flag is not None or present is None:
+        return flag
+    usual = (_find_named(own, options, command) for own in OWN_NAMES.get(name, ()))
+    return next((each for each in usual if each is not None and _read_value(each, options, command) == present), None)
+
+
+def _find_named(name: str, options: Mapping[str, Any], command: Sequence[str]) -> str | None:
+    """Return the flag of this name: the one in the command, else the parser's first."""
     flags = [option for option, known in options.items() if known["dest"] == name and option.startswith("--")]
     positive = [option for option in flags if not option.startswith("--no")] or flags
     used = [option for option in positive if any(_is_option(word, option) for word in command)]
     return next(iter(used or positive), None)
 
 
-def can_set(name: str, value: Any, options: Mapping[str, Any], command: Sequence[str]) -> bool:
-    """Return True if a flag can give this value to `name`."""
-    flag = find_flag(name, options, command)
+def _read_value(flag: str, options: Mapping[str, Any], command: Sequence[str]) -> Any:
+    """Return the value of a flag in a command: its default if it is not there."""
+    known = options[flag]
+    default = known.get("default")
+    position = _find_position(flag, command)
+    if position is None:
+        return default
+    if known["action"] in ("storetrue", "storefalse"):
+        return known["action"] == "storetrue"
+    word = command[position].partition("=")[2] or next(iter(command[position + 1 :]), "")
+    return int(word) if word.isdecimal() else word
+
+
+def can_set(flag: str | None, value: Any, options: Mapping[str, Any], command: Sequence[str]) -> bool:
+    """Return True if a flag can give this value to its setting."""
     if flag is None:
         return False
     action = options[flag]["action"]
@@ -33,10 +72,8 @@ def can_set(name: str, value: Any, options: Mapping[str, Any], command: Sequence
     return action == "store" and (value is not None or _find_position(flag, command) is not None)
 
 
-def set_value(command: Sequence[str], name: str, value: Any, options: Mapping[str, Any]) -> list[str]:
+def set_value(command: Sequence[str], flag: str, value: Any, options: Mapping[str, Any]) -> list[str]:
     """Return the command with another value of a flag, in its place or at the end; None removes the flag."""
-    flag = find_flag(name, options, command)
-    assert flag is not None
     words = _remove_flag(list(command), flag, options[flag])
     if value is None:
         return words

@@ -149,7 +149,7 @@ def spell_command(command: Sequence[str], change: Mapping[str, Any]) -> str:
         return f"{shlex.join(command)}  # with {said} in the code"
     words = list(command)
     for name, value in change.items():
-        words = set_value(words, name, value, {_flag(name): {"dest": name, "action": "store", "nargs": None}})
+        words = set_value(words, _flag(name), value, {_flag(name): {"action": "store", "nargs": None}})
     return shlex.join(words)
 
 

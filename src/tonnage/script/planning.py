@@ -302,7 +302,7 @@ def make_question(asked: Asked, now: Understood, facts: Facts) -> Question:
     ):  # FSDP's settings decide checkpointing, too
         keep = replace(keep, checkpointing=now.plan.checkpointing)
     needs_launcher = () if can_shard(asked) else ("param-offload",)
-    has_batch_flags = all(find_flag(name, facts.options) for name in BATCH)
+    has_batch_flags = all(find_flag(name, facts.options, asked.command, facts.settings.get(name)) for name in BATCH)
     kept = () if "attention" in asked.without else ("attention",)  # the script chooses it when it makes its network
     return Question(
         job=now.job,

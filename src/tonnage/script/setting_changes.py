@@ -228,16 +228,17 @@ def make_expandable_setting(facts: Facts) -> Setting:
 
 def make_setting(name: str, value: Any, facts: Facts, command: Sequence[str]) -> Setting:
     """Return a setting of TrainingArguments, set by the script's own flag if it has one, else by its launcher's."""
-    flags = {alias: find_flag(alias, facts.options, command) for alias in _aliases(name)}
+    present = facts.settings.get(name)
+    flags = {alias: find_flag(alias, facts.options, command, present) for alias in _aliases(name)}
     known = [alias for alias, flag in flags.items() if flag is not None]
     alias = next((alias for alias in known if flags[alias] in command), next(iter(known), name))
     where: Where = "argument"
     flag: str | None = None
-    if can_set(alias, value, facts.options, command):
+    if can_set(flags[alias], value, facts.options, command):
         where, flag = "flag", flags[alias]
     elif facts.is_loop and alias in LAUNCHERS and alias not in facts.given and is_accelerated(command):
         where, flag = "launcher", f"--{alias}"
-    return Setting(name=alias, before=facts.settings.get(name), after=value, where=where, flag=flag)
+    return Setting(name=alias, before=present, after=value, where=where, flag=flag)
 
 
 def _aliases(name: str) -> tuple[str, ...]:

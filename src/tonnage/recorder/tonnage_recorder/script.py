@@ -42,7 +42,11 @@ class Script:
             known = self.facts.setdefault("options", {})
             for action in parser._actions:
                 for name in action.option_strings:
-                    known[name] = {"dest": action.dest, "action": _kind(action), "nargs": action.nargs}
+                    default = action.default if isinstance(action.default, bool | int | str) else None
+                    known[name] = {
+                        **{"dest": action.dest, "action": _kind(action), "nargs": action.nargs},
+                        "default": default,
+                    }
 
         _before(argparse.ArgumentParser, "parse_known_args", self._safely(parsed))
 
