@@ -135,6 +135,15 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
             H100,
             "does not support tensors that are divided",
         ),
+        *(
+            (
+                {"name": "llama", "seq_len": 64},
+                {"cp": 2, "shard": "zero3", "activation_offload": "cpu", "checkpointing": checkpointing},
+                H100,
+                "divided among the ranks of cp",
+            )
+            for checkpointing in ("none", "every-2")
+        ),
         ({"name": "llama"}, {"cp": 2, "shard": "zero3", "attention": "efficient"}, H100, "on pieces of 6 tokens"),
         (
             {"name": "gpt2"},

@@ -38,14 +38,19 @@ AHEAD: Final = 2
 
 
 def accepts(case: Case) -> Refusal | None:
-    """Refuse torch's own offload under tensor parallelism: it makes plain tensors, into which DTensors cannot be
-    copied.
+    """Refuse torch's own offload where a layer saves DTensors: it makes plain tensors, into which they cannot be
+    copied.  Tensor parallelism has them everywhere, the ring of context parallelism in attention.
     """
-    if case.plan.activation_offload == "cpu" and case.plan.tp > 1:
+    plan = case.plan
+    if plan.activation_offload != "cpu":
+        return None
+    keeps_attention = plan.checkpointing == "none" or plan.checkpointing.startswith("every-")
+    if plan.tp > 1 or (plan.cp > 1 and keeps_attention):
+        divided, more = ("tp", "") if plan.tp > 1 else ("cp", ", or checkpointing full")
         return Refusal(
             technique="activation_offload=cpu",
-            reason="torch's save_on_cpu does not support tensors that are divided among the ranks of tp",
-            instead="choose activation-offload cpu-streamed, which leaves those on the GPU, or nvme",
+            reason=f"torch's save_on_cpu does not support tensors that are divided among the ranks of {divided}",
+            instead=f"choose activation-offload cpu-streamed, which leaves those on the GPU, or nvme{more}",
         )
     return None
 
