@@ -12,7 +12,7 @@ from tonnage.options import replace_checked
 from tonnage.plans import Plan
 from tonnage.techniques.activation_offload import SMALL_BYTES
 from tonnage.timing.head import IN_SLICES, slice_tokens
-from tonnage.timing.memory import STATE_BYTES, kept_bytes, logit_bytes, used_bytes
+from tonnage.timing.memory import STATE_BYTES, kept_bytes, logit_bytes, resting_bytes, used_bytes
 from tonnage.timing.shape import Shape
 from tonnage.timing.work import Work
 
@@ -112,7 +112,7 @@ def _gathered_bytes(shape: Shape, work: Work) -> float:
     """
     if not work.sharded:
         return 0.0
-    each = _gathered_weight_bytes(work)
+    each = _gathered_weight_bytes(shape, work)
     if work.axes.pp > 1:
         return (each + work.gradient_bytes) * shape.parameters / (work.axes.pp * work.axes.tp)
     routed = shape.experts * shape.expert_parameters
@@ -127,12 +127,12 @@ def _unsharded_bytes(shape: Shape, work: Work) -> float:
     if not work.sharded or work.gathers_again or work.axes.pp > 1:
         return 0.0
     experts = shape.experts * shape.expert_parameters * shape.expert_layers * (1 - 1 / work.axes.ep)
-    return (shape.parameters - experts) / work.axes.tp * _gathered_weight_bytes(work)
+    return (shape.parameters - experts) / work.axes.tp * _gathered_weight_bytes(shape, work)
 
 
-def _gathered_weight_bytes(work: Work) -> float:
+def _gathered_weight_bytes(shape: Shape, work: Work) -> float:
     """Return the bytes of one gathered weight: in the compute dtype, or in the 4 bits in which it is stored."""
-    return min(work.resting_bytes, 2.0)
+    return min(resting_bytes(shape, work), 2.0)
 
 
 def _held_bytes(shape: Shape, work: Work) -> tuple[float, float, float]:
@@ -140,7 +140,9 @@ def _held_bytes(shape: Shape, work: Work) -> tuple[float, float, float]:
     layout = work.axes
     parts = layout.pp * layout.tp * (layout.ep if not work.sharded else 1)
     elements = shape.parameters / parts
-    weights = 0.0 if work.param_offload else elements * work.resting_bytes / (layout.shards if work.sharded else 1)
+    weights = (
+        0.0 if work.param_offload else elements * resting_bytes(shape, work) / (layout.shards if work.sharded else 1)
+    )
     if work.lora_rank:
         return weights, 0.0, 0.0
     if work.gradients_whole:
@@ -186,7 +188,7 @@ def estimate_first_rank_extra(shape: Shape, work: Work) -> float:
     """
     elements = shape.embedding_parameters / work.axes.tp
     held = sum(_held_bytes(shape, work)) / (shape.parameters / (work.axes.pp * work.axes.tp)) * elements
-    gathered_each = _gathered_weight_bytes(work) + work.gradient_bytes + _REDUCED_BYTES
+    gathered_each = _gathered_weight_bytes(shape, work) + work.gradient_bytes + _REDUCED_BYTES
     gathered = gathered_each * elements if work.sharded else 0.0
     one = max(_usually_kept_bytes(shape, work) * shape.layers / work.axes.pp, bound_activations(shape, work))
     return held + gathered + (one if work.grad_accum >= work.axes.pp else 0.0)

@@ -39,6 +39,8 @@ SMALLEST: Final = 4
 SMALLEST_OF_REMEDY: Final = 2
 """The same to see whether a remedy is worth a search."""
 
+_MOST_RUNS: Final = 8
+"""Candidates that are probed to find the fastest plan of a remedy."""
 
 _MOST_SECONDS: Final = 15.0
 """Seconds after which no further remedy of a kind is tried."""
@@ -197,14 +199,16 @@ def _combine_changes(question: Question, first: Variants, second: Variants) -> I
 
 
 def _try_variant(words: str, question: Question, runner: TrialRunner) -> Remedy | None:
-    search = Search(question, runner, lambda text: None)
+    """Return a changed question as a remedy if its smallest candidates fit, with the fastest that is soon found."""
+    smallest, fastest = (Search(question, runner, lambda text: None, most_runs=_MOST_RUNS) for _ in range(2))
     try:
-        search.run(1, doubtful=False)
+        smallest.try_smallest(list_smallest(question))
+        if not smallest.found:
+            return None
+        fastest.run(1, doubtful=False)
     except (UsageError, CannotEstimate):
         return None
-    if not search.found:
-        return None
-    priced, estimate = search.found[0]
+    priced, estimate = [*fastest.found, *smallest.found][0]
     return Remedy(
         what=words,
         command=_spell(question, words),

@@ -62,6 +62,8 @@ class Search:
     question: Question
     runner: TrialRunner
     progress: Callable[[str], None]
+    most_runs: int = MOST_RUNS
+    """Candidates that are probed at most."""
     found: list[Fitting] = field(default_factory=list)
     """Plans that fit, fastest first, no two of them alike."""
     pending: list[Priced] = field(default_factory=list)
@@ -134,7 +136,7 @@ class Search:
     def _may_go_on(self) -> bool:
         """Return whether further candidates may be run; if not, the answer says so."""
         tried = len(self.pool.tried)
-        if tried < MOST_RUNS and not self.runner.is_late:
+        if tried < self.most_runs and not self.runner.is_late:
             return True
         limit = f"{MOST_SECONDS} s" if self.runner.is_late else pluralise(tried, "candidate")
         left = len(self.pool.order) - tried

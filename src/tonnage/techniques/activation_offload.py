@@ -10,6 +10,7 @@ alone.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -161,9 +162,13 @@ class _StreamedOffload:
         self.hooks: AbstractContextManager[Any] | None = None
 
     def __enter__(self) -> None:
+        import torch
         from torch.autograd.graph import saved_tensors_hooks
 
-        self.hooks = saved_tensors_hooks(self.pack, self.unpack)
+        pack, unpack = self.pack, self.unpack
+        if "torch._dynamo" in sys.modules:  # between its graphs, what is called would be compiled
+            pack, unpack = map(torch.compiler.disable, (pack, unpack))
+        self.hooks = saved_tensors_hooks(pack, unpack)
         self.hooks.__enter__()
 
     def __exit__(self, *raised: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from tonnage.cluster import Cluster, Device
 from tonnage.timing import schedule
-from tonnage.timing.memory import offloaded_bytes
+from tonnage.timing.memory import offloaded_bytes, resting_bytes
 from tonnage.timing.shape import Shape
 from tonnage.timing.work import Work
 
@@ -67,7 +67,7 @@ def copy_seconds(shape: Shape, work: Work, cluster: Cluster, weights: float, tra
     if work.optimizer_offload and not work.param_offload:
         total += work.optimizer_offload * gradients * (1 + work.weight_bytes / work.gradient_bytes) / rate
     if work.param_offload:
-        coming = weights * work.resting_bytes / work.axes.shards / rate * (2 if work.gathers_again else 1)
+        coming = weights * resting_bytes(shape, work) / work.axes.shards / rate * (2 if work.gathers_again else 1)
         last = schedule.exposed_seconds(coming + gradients / rate, hiding, _WEIGHTS_BESIDE)
         others = schedule.exposed_seconds(coming, hiding, _WEIGHTS_BESIDE) if work.gradients_whole else last
         total += last + (work.grad_accum - 1) * others

@@ -41,7 +41,7 @@ def state_bytes(shape: Shape, work: Work, layers: int, ends: int, *, main_weight
     layer = (1 - expert_share) * shape.dense_layer_parameters + expert_share * (plain + routed / work.axes.ep)
     weights = (layers * layer + ends * shape.embedding_parameters) / work.axes.tp
     if work.lora_rank:
-        return weights * work.resting_bytes / _count_shards(work)
+        return weights * resting_bytes(shape, work) / _count_shards(work)
     state = 4.0 if main_weights else float(work.weight_bytes)
     optimizer = state * STATE_BYTES[work.optimizer] + (4.0 if main_weights else 0.0)
     if work.optimizer_offload or work.param_offload:
@@ -49,6 +49,14 @@ def state_bytes(shape: Shape, work: Work, layers: int, ends: int, *, main_weight
     divided = work.axes.data_parallel if work.shard == "zero1" else 1
     stored = 0.0 if work.param_offload else work.weight_bytes + work.gradient_bytes
     return weights * (stored + optimizer / divided) / _count_shards(work)
+
+
+def resting_bytes(shape: Shape, work: Work) -> float:
+    """Return the bytes of a weight while it is not used, on average: those of routed experts are never quantized."""
+    if not (work.quantized and shape.experts):
+        return work.resting_bytes
+    routed = shape.expert_layers * shape.experts * shape.expert_parameters / shape.parameters
+    return (1 - routed) * work.resting_bytes + routed * work.weight_bytes
 
 
 def _count_shards(work: Work) -> int:
