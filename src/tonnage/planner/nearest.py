@@ -43,7 +43,7 @@ _MOST_RUNS: Final = 8
 """Candidates that are probed to find the fastest plan of a remedy."""
 
 _MOST_SECONDS: Final = 15.0
-"""Seconds after which no further remedy of a kind is tried."""
+"""Seconds after which no further remedy of a kind is tried than its first."""
 
 Variant = tuple[str, Question]
 """The options that are changed, and the question then."""
@@ -167,8 +167,8 @@ def _list_remedies(question: Question, runner: TrialRunner) -> Iterator[Remedy]:
 def _find_first(variants: Iterator[Variant], runner: TrialRunner) -> Remedy | None:
     """Return the first variant that makes the job fit, if it is found in time."""
     ends = time.monotonic() + _MOST_SECONDS
-    for words, changed in variants:
-        if time.monotonic() > ends or runner.is_late:
+    for number, (words, changed) in enumerate(variants):
+        if runner.is_late or (number and time.monotonic() > ends):
             return None
         if _may_fit(changed, runner) and (remedy := _try_variant(words, changed, runner)) is not None:
             return remedy

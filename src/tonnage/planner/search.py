@@ -111,7 +111,8 @@ class Search:
                 self.runner.warm_up()
             order = self.pool.order = self.pool.price(candidates)
             where = " with files" if place.get("files") else " with offload" if place["offload"] else ""
-            self.progress(f"{pluralise(len(order), 'combination')}{where} priced; running the fastest")
+            if order:
+                self.progress(f"{pluralise(len(order), 'combination')}{where} priced; running the fastest")
             count = max(top - 1, 1) if top >= WITH_ROOM else top
             decide_rough(self, order)
             self._search_likely(order, count)
