@@ -24,6 +24,19 @@ def test_count_must_be_whole() -> None:
         parse_count("1.0001k")
 
 
+@pytest.mark.parametrize(
+    ("text", "count"), [("1e9", 10**9), ("1.5e3", 1500), ("15T", 15 * 10**12), ("2E+6", 2 * 10**6)]
+)
+def test_large_counts_are_written_in_powers_of_ten(text: str, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["1e", "1e99", "e9", "1e-3", "1e9e9"])
+def test_other_powers_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="whole number such as"):
+        parse_count(text)
+
+
 def test_count_may_be_zero_where_zero_is_the_least():
     assert parse_count("0", least=0) == 0
     with pytest.raises(UsageError, match="of at least 2"):

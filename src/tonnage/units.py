@@ -17,9 +17,9 @@ _BYTES = {
     **{"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 2**40},
     **{"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
 }
-_COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
+_COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _LENGTH = {"": 1, "k": KIB, "m": MIB}
-_NUMBER = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)\s*")
+_NUMBER = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?(?:[eE]\+?(?:1[0-8]|[0-9]))?)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(text: str) -> int:
@@ -31,7 +31,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_count(text: str, least: int = 1) -> int:
-    """Return the whole number that `4096`, `4k` or `4M` stands for (decimal multiples), at least `least`.
+    """Return the whole number that `4096`, `4k`, `4M` or `4e6` stands for (decimal multiples), at least `least`.
 
     Raises UsageError.
     """
