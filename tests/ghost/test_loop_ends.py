@@ -64,6 +64,13 @@ def test_an_optimizer_for_each_step_makes_no_loop_of_each(dry_run: Any) -> None:
     assert not any("never stepped" in one for one in answer.run.estimate.coverage.assumed)
 
 
+def test_a_loader_for_each_epoch_makes_no_loop_of_each(dry_run: Any) -> None:
+    """Four loops have all of their steps, then each epoch has one."""
+    answer = dry_run("habits/ends.py", "reloads")
+    assert answered(answer).fits
+    assert answer.printed == ({"count": 4 * 3 + 36},)
+
+
 def test_epochs_evaluation_and_saving_come_to_their_end(dry_run: Any) -> None:
     """After its steps the loader gives one batch an epoch, and the evaluation sees as many batches as steps."""
     answer = dry_run("habits/ends.py", "epochs")

@@ -94,6 +94,12 @@ def renews() -> None:
         step(model, torch.optim.AdamW(model.parameters()), rows.cuda())
 
 
+def reloads() -> None:
+    """Forty epochs, each with a loader of its own."""
+    model, optimizer = network()
+    say(count=sum(train(model, optimizer, loader(80)) for _ in range(40)))
+
+
 def epochs() -> None:
     """Three epochs, with an evaluation after each and a mean over its batches, then the weights are saved."""
     model, optimizer = network()
@@ -188,21 +194,8 @@ def second_stage() -> None:
 WAYS: dict[str, Callable[[], None]] = {
     way.__name__.replace("_", "-"): way
     for way in (
-        *(
-            cleans_up,
-            sweeps,
-            unfreezes,
-            warms_up,
-            renews,
-            epochs,
-            endless,
-            catches_all,
-            fails_later,
-            evaluates,
-            queue,
-            pool,
-        ),
-        *(first_stage, second_stage),
+        *(cleans_up, sweeps, unfreezes, warms_up, renews, reloads, epochs),
+        *(endless, catches_all, fails_later, evaluates, queue, pool, first_stage, second_stage),
     )
 }
 

@@ -26,6 +26,9 @@ GRACE_SECONDS = 1.0
 _MOST_ALIKE = 8
 """Loops at one place over equally many weights; more of them are one, which makes an optimizer for each step."""
 
+_MOST_EPOCHS = 3
+"""Loops at one place over loaders of equally many rows; more of them are epochs, each with a loader of its own."""
+
 _PATIENCE = 16
 """Number of times that a loop is unwound before the process is ended: something in it catches everything."""
 
@@ -67,7 +70,7 @@ class Loops:
         self._made_steps, self._is_enough = made_steps, is_enough
         self._base = 0
         self._new_elements: int | None = None
-        self._alike: Counter[tuple[str, int]] = Counter()
+        self._alike: Counter[tuple[Any, ...]] = Counter()
         self._batches: _Batches | None = None
         self._over_since: float | None = None
         self._unwound = self._left = 0
@@ -97,7 +100,7 @@ class Loops:
         """Begin a forward pass that may be the first one of a loop."""
         is_further = self._has_new_optimizer()
         if self._is_done():
-            is_further = is_further or (self._batches is not None and self._batches.is_new)
+            is_further = is_further or self._has_new_loader()
             if is_further:
                 self.complete()
         if is_further or not self.rows:
@@ -111,9 +114,17 @@ class Loops:
         elements, self._new_elements = self._new_elements, None
         if elements is None:
             return False
-        kind = (outcome.locate_caller(), elements)
-        self._alike[kind] += 1
-        return self._alike[kind] <= _MOST_ALIKE
+        return self._are_few(_MOST_ALIKE, elements)
+
+    def _has_new_loader(self) -> bool:
+        """Return whether the latest batch comes from a loader for a further loop."""
+        batches = self._batches
+        return batches is not None and batches.is_new and self._are_few(_MOST_EPOCHS, *batches.size)
+
+    def _are_few(self, most: int, *kind: Any) -> bool:
+        """Return whether at most so many loops of a kind have begun at this place, with this one."""
+        self._alike[outcome.locate_caller(), *kind] += 1
+        return self._alike[outcome.locate_caller(), *kind] <= most
 
     def begin_backward(self) -> None:
         """Begin a backward pass.  Raises LoopEnded in a loop that should have ended."""
@@ -205,12 +216,22 @@ def _hook_notebook(module: ModuleType) -> None:
     module.exec = run  # type: ignore[attr-defined]
 
 
+def _length(dataset: Any) -> int | None:
+    """Return the number of rows; None if it is not known."""
+    try:
+        return len(dataset)
+    except Exception:  # a stream has none, and its own code may fail
+        return None
+
+
 class _Batches:
     """One pass over a data loader."""
 
     def __init__(self, loops: Loops, loader: Any) -> None:
         self._loops = loops
         self._signature = (outcome.locate_caller(), id(loader), *loops._optimizers.signature())
+        self.size = (loader.batch_size, _length(loader.dataset))
+        """Rows of a batch, and of the data."""
         self._is_later = loops._is_done()
         """True if it began after the loop had made its steps."""
         self._passes, self._count = loops._backward_passes, 0
