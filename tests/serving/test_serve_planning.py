@@ -112,7 +112,9 @@ def test_exports_hold_every_setting(target):
         yaml = pytest.importorskip("yaml")
         documents = list(yaml.safe_load_all(content))
         if target == "compose":
-            command = documents[0]["services"]["engine"]["command"]
+            engine = documents[0]["services"]["engine"]
+            command = engine["command"]
+            assert engine["entrypoint"] == ["vllm", "serve"]  # whichever the image has
         else:
             container = documents[0]["spec"]["template"]["spec"]["containers"][0]
             command = container["args"]

@@ -96,6 +96,7 @@ def test_what_checkpoints_state(stated, name, group):
         {"quant_method": "gptq", "bits": "four"},
         {"quant_method": "gptq", "bits": 4, "group_size": 2**40},
         {"quant_method": "fp8", "weight_block_size": [None]},
+        *("fp8", ["fp8"], 4),
         {"quant_method": "compressed-tensors", "config_groups": []},
         {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": None}}},
     ],
