@@ -217,21 +217,42 @@ def _train_by_trainer(contest: Contest, spec: Mapping[str, Any], taken: _Taken) 
         settings |= {"max_length": contest.seq_len, "dataset_kwargs": {"skip_prepare_dataset": True}}
     network.config.use_cache = False
     data: Any = made
+    more: dict[str, Any] = {}
+    collate = _collate
     if spec["contestant"] == "trl":
         from datasets import Dataset
 
         data = Dataset.from_dict({name: [row[name].tolist() for row in made] for name in made[0]})
+        collate = _collate_with_mask
+        more = {"processing_class": _make_tokenizer()}
     trainer(
         model=network,
         args=arguments(**settings),
         train_dataset=data,
-        data_collator=_collate,
+        data_collator=collate,
         callbacks=[_callback(taken)],
+        **more,
     ).train()
+
+
+def _make_tokenizer() -> Any:
+    """Return a tokenizer of two words: TRL wants one, also for rows of tokens."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({"<pad>": 0, "<end>": 1}, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>")
 
 
 def _collate(chosen: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {name: torch.stack([torch.as_tensor(row[name]) for row in chosen]) for name in ("input_ids", "labels")}
+
+
+def _collate_with_mask(chosen: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Return what TRL's own collator makes of rows without padding."""
+    batch = _collate(chosen)
+    return {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
 
 
 def _trainer_class(is_trl: bool) -> tuple[Any, Any]:
