@@ -54,6 +54,14 @@ class Contest:
         """The precision of the contestants' step."""
         return "bf16-mixed" if self.weights == "float32" else "bf16-true"
 
+    @property
+    def adapters(self) -> dict[str, Any]:
+        """Options that say what PEFT makes of the network: adapters in fp32 beside weights as they were loaded."""
+        if self.method == "full":
+            return {}
+        unquantized = {"unquantized_dtype": "compute"} if self.method == "qlora" else {}
+        return {"lora_rank": LORA["r"], "weights_dtype": "fp32", **unquantized}
+
 
 _OFFLOADED: Final = {"optimizer_offload": "cpu", "checkpointing": "full", "loss": "chunked"}
 
@@ -334,7 +342,7 @@ def make_spec(contest: Contest, contestant: str, folder: Path, found: tuple[Any,
             offline=True,
             method=contest.method,
             seq_len=contest.seq_len,
-            **({"lora_rank": LORA["r"]} if contest.method != "full" else {}),
+            **contest.adapters,
             **plan_of(contest, contestant),
         )
         spec |= {"job": asdict(job), "plan": asdict(plan)}

@@ -112,7 +112,6 @@ def _search(contest: Contest, gpu: str) -> tuple[Any, Any] | None:
     """Return job and plan that tonnage's search finds for the tokens of a step."""
     import tonnage
 
-    adapters = {"lora_rank": contests.LORA["r"]} if contest.method != "full" else {}
     tokens = contest.seq_len * contest.micro_batch * contest.grad_accum
     solution = tonnage.plan(
         contest.model,
@@ -124,7 +123,7 @@ def _search(contest: Contest, gpu: str) -> tuple[Any, Any] | None:
         global_batch_tokens=tokens,
         precision=contest.precision,
         clip_grad_norm=contests.CLIP_NORM,
-        **adapters,
+        **contest.adapters,
     )
     if not solution.plans:
         return None

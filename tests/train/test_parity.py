@@ -1,6 +1,7 @@
 """Five steps on real text under each plan against the same loop in plain PyTorch, on one process."""
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,47 @@ def quantized(folder: Path, quant: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.bfloat16, quantization_config=config, device_map="cpu"
     )
+
+
+@pytest.mark.parametrize(
+    ("plan", "is_prepared", "is_narrow", "why"),
+    [
+        (Plan(precision="bf16-mixed"), True, False, ""),
+        (
+            Plan(precision="bf16-mixed"),
+            False,
+            False,
+            "not quantized .* is bfloat16, .*call peft.prepare",
+        ),
+        (Plan(precision="bf16-mixed", unquantized_dtype="compute"), False, False, ""),
+        (Plan(precision="bf16-mixed", unquantized_dtype="compute"), True, False, "is float32, .* leave out"),
+        (Plan(precision="bf16-true", unquantized_dtype="compute"), False, True, ""),
+        (Plan(precision="bf16-true", unquantized_dtype="compute"), False, False, "adapters are float32, .* bfloat16"),
+    ],
+)
+def test_adapters_beside_quantized_layers_have_the_dtypes_of_the_plan(
+    tmp_path: Path, plan: Plan, is_prepared: bool, is_narrow: bool, why: str
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+
+    network(torch.bfloat16).save_pretrained(tmp_path)
+    ours = quantized(tmp_path, "nf4")
+    if is_prepared:
+        ours = prepare_model_for_kbit_training(ours, use_gradient_checkpointing=False)
+    ours = get_peft_model(ours, LoraConfig(r=4, target_modules="all-linear"), autocast_adapter_dtype=not is_narrow)
+    with pytest.raises(UsageError, match=why) if why else nullcontext():
+        tonnage.apply(plan, ours, USUAL, job=Job(method="qlora", lora_rank=4))
+
+
+def test_a_users_adapters_in_another_dtype_than_the_plans_are_refused() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    ours = get_peft_model(network(torch.bfloat16), LoraConfig(r=4, target_modules="all-linear"))
+    job = Job(method="lora", lora_rank=4)
+    with pytest.raises(UsageError, match=r"adapters are float32, and .* bfloat16; .* --weights-dtype fp32"):
+        tonnage.apply(Plan(precision="bf16-true"), ours, USUAL, job=job)
+    assert tonnage.apply(Plan(precision="bf16-true", weights_dtype="fp32"), ours, USUAL, job=job)
 
 
 def test_layers_in_another_format_than_the_plans_are_refused(tmp_path: Path) -> None:

@@ -174,20 +174,51 @@ def check_dtypes(step: Step, network: nn.Module) -> None:
 
     They are never converted: that would change the user's weights, or the memory that was predicted.
     """
-    is_adapted = adapted(network) is not None
-    counts = Counter[torch.dtype]()
+    plan, method, is_adapted = step.plan, step.job.method, adapted(network) is not None
+    adapters, others = Counter[torch.dtype](), Counter[torch.dtype]()
     for parameter in network.parameters():
-        if parameter.is_floating_point() and not (is_adapted and parameter.requires_grad):
+        if parameter.is_floating_point() and type(parameter).__name__ not in _PACKED:
+            counts = adapters if is_adapted and parameter.requires_grad else others
             counts[parameter.dtype] += parameter.numel()
-    if is_adapted and step.job.method == "qlora":  # its user cast the rest, or did not
-        return
-    most = counts.most_common(1)[0][0]
-    if most != step.weights_dtype:
+    if adapters and (have := _most(adapters)) != (wanted := dtype(plan.adapters_dtype(method))):
+        narrow = "" if wanted == torch.float32 else "make them with autocast_adapter_dtype=False, or "
         raise UsageError(
-            f"The network's weights are {_name(most)}, and under {step.plan.precision} with method {step.job.method} "
-            f"they are {_name(step.weights_dtype)}; load it with dtype=torch.{_name(step.weights_dtype)}, or choose "
-            f"another precision{' or weights-dtype' if step.job.method == 'full' else ' or base-dtype'}."
+            f"The network's adapters are {_name(have)}, and under {plan.precision} with method {method} they are "
+            f"{_name(wanted)}; {narrow}plan with --weights-dtype {_WORDS.get(have, _name(have))}."
         )
+    if is_adapted and method == "qlora":
+        _check_unquantized(plan, others)
+    elif (have := _most(others)) != step.weights_dtype:
+        raise UsageError(
+            f"The network's weights are {_name(have)}, and under {plan.precision} with method {method} "
+            f"they are {_name(step.weights_dtype)}; load it with dtype=torch.{_name(step.weights_dtype)}, or choose "
+            f"another precision{' or weights-dtype' if method == 'full' else ' or base-dtype'}."
+        )
+
+
+def _check_unquantized(plan: Plan, counts: Counter[torch.dtype]) -> None:
+    """Raise UsageError if what a user has left unquantized beside adapters is not as the plan has it."""
+    is_cast = plan.unquantized_dtype == "fp32"
+    wanted = torch.float32 if is_cast else dtype(plan.compute_dtype)
+    if counts and (have := _most(counts)) != wanted:
+        how = "call" if is_cast else "leave out"
+        raise UsageError(
+            f"What is not quantized of the network is {_name(have)}, and under unquantized-dtype "
+            f"{plan.unquantized_dtype} it is {_name(wanted)}; {how} peft.prepare_model_for_kbit_training before its "
+            f"adapters are made, or plan with --unquantized-dtype {'compute' if is_cast else 'fp32'}."
+        )
+
+
+_PACKED: Final = ("Params4bit", "Int8Params")
+"""bitsandbytes' kinds of quantized parameters, whatever the dtype in which they are stored."""
+
+_WORDS: Final = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+"""Dtypes as options spell them."""
+
+
+def _most(counts: Counter[torch.dtype]) -> torch.dtype:
+    """Return the dtype of most elements."""
+    return counts.most_common(1)[0][0]
 
 
 def check_network(network: object) -> None:
