@@ -81,9 +81,13 @@ class Claims:
             for tensor in tensors_in(state, self.torch.Tensor):
                 self.claim(tensor, "optimizer_state")
 
+    def is_here(self, tensor: Any) -> bool:
+        """Return whether a tensor is on the device that is watched."""
+        return any(self.address(plain) for plain in plain_tensors(tensor))
+
     def is_trained_here(self, parameter: Any) -> bool:
         """Return whether a parameter is trained on the device that is watched."""
-        return parameter.requires_grad and any(self.address(plain) for plain in plain_tensors(parameter))
+        return parameter.requires_grad and self.is_here(parameter)
 
     def _is_claimed_there(self, parameter: Any) -> bool:
         """Return whether an ordinary parameter is where it was claimed in this pass; true for most, and quick."""

@@ -60,7 +60,7 @@ class ScriptTrial:
         self._process = os.getpid()
         self._facts: dict[str, Any] | None = None
         self._has_trainer = False
-        self._optimizers = StepCounter(lambda parameter: bool(parameter.requires_grad))
+        self._optimizers = StepCounter(lambda parameter: True)
 
     def hear_uncaught(self) -> None:
         """Write the outcome of an uncaught exception."""

@@ -20,11 +20,12 @@ generator's step (WGAN)."""
 class StepCounter:
     """The optimizers of a program, and which of them have stepped in this step.
 
-    `is_trained_here` returns whether a parameter is trained on the device that is watched.
+    `is_here` returns whether a parameter is on the device that is watched.
     """
 
-    def __init__(self, is_trained_here: Callable[[Any], bool]) -> None:
-        self._is_trained_here = is_trained_here
+    def __init__(self, is_here: Callable[[Any], bool]) -> None:
+        self._is_here = is_here
+        self._trained: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._later: weakref.WeakSet[Any] = weakref.WeakSet()
         self._latest: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -43,6 +44,7 @@ class StepCounter:
         if not _can_step(optimizer):
             return
         (self._later if self._turns else self._known).add(optimizer)
+        self._trained[optimizer] = {id(parameter) for parameter in _parameters(optimizer) if parameter.requires_grad}
         self._made += 1
         self._most_elements = max(self._most_elements, count_elements(optimizer))
 
@@ -100,13 +102,21 @@ class StepCounter:
     def _own_parameters(self, late: Iterable[Any]) -> list[list[Any]]:
         """Return, for each optimizer, the parameters that it alone would train here.
 
-        Optimizers without any are left out, such as one that was made again over the same parameters.
+        Optimizers without any are left out, such as one that was made again over the same parameters.  What is frozen
+        now counts if it was trainable when its optimizer was made: a generator is frozen while its critic steps.
         """
         parameters = []
         for optimizer in late:
             others = [each for each in list(self._ever) if each is not optimizer]
             trained = {id(parameter) for other in others for parameter in _parameters(other)}
-            own = [p for p in _parameters(optimizer) if id(p) not in trained and self._is_trained_here(p)]
+            made_for = self._trained.get(optimizer, ())
+            own = [
+                parameter
+                for parameter in _parameters(optimizer)
+                if (parameter.requires_grad or id(parameter) in made_for)
+                and id(parameter) not in trained
+                and self._is_here(parameter)
+            ]
             if own:
                 parameters.append(own)
         return parameters

@@ -35,7 +35,7 @@ class Steps:
         on_step: Callable[[int], None],
         on_stop: Callable[[], None],
     ) -> None:
-        self.optimizers = StepCounter(claims.is_trained_here)
+        self.optimizers = StepCounter(claims.is_here)
         self.is_stepped = False
         """True once an optimizer has stepped in this step."""
         self.is_backward_seen = False
