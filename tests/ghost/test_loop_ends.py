@@ -106,6 +106,16 @@ def test_an_evaluation_that_runs_out_of_memory_decides(dry_run: Any) -> None:
     assert "Tried to allocate 8.00 GiB" in estimate.oom.message
 
 
+def test_the_peak_is_the_programs_own_where_only_more_is_allocated_behind_the_steps(dry_run: Any) -> None:
+    """The evaluation before the training has reserved as much: weights, states and gradients are in other blocks."""
+    answer = dry_run("habits/ends.py", "looks-first")
+    estimate = answered(answer)
+    (evaluation,) = [phase for phase in estimate.phases if phase.name == "evaluate"]
+    assert answer.printed[-1] == {"allocated": evaluation.allocated_bytes}
+    assert estimate.peak.allocated_bytes == evaluation.allocated_bytes
+    assert estimate.peak.phase == "evaluate"
+
+
 def test_a_parent_gets_the_results_of_its_children(dry_run: Any) -> None:
     answer = dry_run("habits/ends.py", "queue", gpu="2xt4")
     answered(answer)

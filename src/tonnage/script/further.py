@@ -113,10 +113,17 @@ def notes(trace: Trace, unwound: Sequence[str], steps: int | None) -> list[str]:
 
 
 def with_later_phases(estimate: Estimate, trace: Trace) -> Estimate:
-    """Return the estimate with the phases that came only after the steps."""
-    known = {phase.name for phase in estimate.phases}
-    later = (trace.script.get("further") or {}).get("phases", {})
+    """Return the estimate with the phases behind the steps: those that are new, and more of those that are known."""
+    peaks = (trace.script.get("further") or {}).get("phases", {})
+    later = {name: PhasePeak(name=name, **peak) for name, peak in peaks.items()}
+    known = tuple(_larger(phase, later.pop(phase.name, phase)) for phase in estimate.phases)
+    return replace(estimate, phases=(*known, *later.values()))
+
+
+def _larger(phase: PhasePeak, later: PhasePeak) -> PhasePeak:
+    """Return a phase with the larger of two peaks."""
     return replace(
-        estimate,
-        phases=(*estimate.phases, *(PhasePeak(name=name, **later[name]) for name in later if name not in known)),
+        phase,
+        allocated_bytes=max(phase.allocated_bytes, later.allocated_bytes),
+        reserved_bytes=max(phase.reserved_bytes, later.reserved_bytes),
     )

@@ -120,8 +120,8 @@ def _load_trace(path: Path, progress: Mapping[str, Any], is_failed: bool) -> Tra
         return replace(trace, script=facts)
     if is_failed and rest.outcome.get("kind") != "oom" and rest.script.get("shortage"):
         rest = replace(rest, outcome=rest.script["shortage"])
-    is_larger = rest.outcome.get("kind") == "oom" or (
-        rest.peaks.get("reserved_bytes", 0) > trace.peaks.get("reserved_bytes", 0)
+    is_larger = rest.outcome.get("kind") == "oom" or any(
+        rest.peaks.get(name, 0) > trace.peaks.get(name, 0) for name in ("allocated_bytes", "reserved_bytes")
     )
     if not is_larger:
         return replace(trace, script=facts)

@@ -151,6 +151,21 @@ def evaluates() -> None:
     say(evaluated=True)
 
 
+def looks_first() -> None:
+    """One batch is evaluated before the training, and all of them behind it, where there are gradients and states."""
+    model, optimizer = network(2**13)
+    rows = torch.randn(2**13, WIDTH, device="cuda")
+    with torch.no_grad():
+        model(rows)
+    for (batch,) in loader():
+        optimizer.zero_grad()
+        model(batch.cuda()).pow(2).mean().backward()
+        optimizer.step()
+    with torch.no_grad():
+        model(rows)
+    say(allocated=torch.cuda.max_memory_allocated())
+
+
 def work(rank: int, results: "torch.multiprocessing.SimpleQueue") -> None:  # type: ignore[name-defined]
     torch.cuda.set_device(rank)
     model, optimizer = network()
@@ -195,7 +210,8 @@ WAYS: dict[str, Callable[[], None]] = {
     way.__name__.replace("_", "-"): way
     for way in (
         *(cleans_up, sweeps, unfreezes, warms_up, renews, reloads, epochs),
-        *(endless, catches_all, fails_later, evaluates, queue, pool, first_stage, second_stage),
+        *(endless, catches_all, fails_later, evaluates, queue, pool, first_stage),
+        *(second_stage, looks_first),
     )
 }
 
