@@ -54,6 +54,7 @@ def describe(first: Trace, rest: Trace) -> dict[str, Any]:
     ]
     return {
         "loops": described if len(described) > 1 else [],
+        "is_cut": rest.script.get("is_cut", True),
         "phases": {_SHOWN[name]: peaks(places, most_bytes) for name, places in phases.items() if name in _SHOWN},
         "needs_more": bool(counted)
         and _needs_more(rest, before, peaks(range(counted.stop, end)), int(reserved[: counted.stop].max(initial=0))),
@@ -89,7 +90,8 @@ def notes(trace: Trace, unwound: Sequence[str], steps: int | None) -> list[str]:
 
     `steps` is the number of steps that were wanted of each loop, None for all.
     """
-    loops = (trace.script.get("further") or {}).get("loops", [])
+    behind = trace.script.get("further") or {}
+    loops, is_cut = behind.get("loops", []), behind.get("is_cut", True)
     found = []
     for facts, alike in groupby(enumerate(loops, 1), key=lambda row: {**row[1], "first_step": 0}):
         first, *rest = [number for number, _ in alike]
@@ -104,9 +106,11 @@ def notes(trace: Trace, unwound: Sequence[str], steps: int | None) -> list[str]:
             f"The loop at {', '.join(unwound)} has no end that could be reached after its steps: it was unwound, "
             "and what the program does behind it was not run."
         )
-    elif loops and steps is not None:
+    elif steps is None or not is_cut:
+        return found
+    elif loops:
         found.append(f"Each loop was ended after {steps} optimizer steps, or a few more; --steps all runs all.")
-    elif (rows := trace.script.get("loops")) and trace.script.get("complete") and steps is not None and steps > 1:
+    elif (rows := trace.script.get("loops")) and trace.script.get("complete") and steps > 1:
         place = rows[0]["place"]
         found.append(f"Only the first {steps} optimizer steps of the loop at {place} were run; --steps all runs all.")
     return found

@@ -58,6 +58,8 @@ class Loops:
         """Place of the pass at which a loop was unwound; empty if none was."""
         self.is_over = False
         """True when this loop has made its steps."""
+        self.is_cut = False
+        """True once a loop was ended before its own end."""
         self.give_up: Callable[[], None] = lambda: None
         """Called when a loop does not end."""
         self.on_unwind: Callable[[], None] = lambda: None
@@ -75,6 +77,7 @@ class Loops:
         self._over_since: float | None = None
         self._unwound = self._left = 0
         self._left_at = -1
+        self._is_placed = False
         self._running = RunningLoops()
         self._ended: set[tuple[Any, ...]] = set()
         self._backward_passes = 0
@@ -108,6 +111,7 @@ class Loops:
             self.is_over = False
             self._over_since, self._unwound, self._left = None, 0, 0
             self.rows.append({"place": outcome.locate_caller(), "first_step": self._base + 1})
+            self._is_placed = False
 
     def _has_new_optimizer(self) -> bool:
         """Return whether an optimizer for a further loop was made since the last pass."""
@@ -131,12 +135,15 @@ class Loops:
         self._backward_passes += 1
         made_steps = self._made_steps()
         frame = self._running.find_frame(made_steps)
+        if frame is not None and self.rows and not self._is_placed:
+            self.rows[-1]["place"], self._is_placed = outcome.locate_caller(frame), True
         if not self.is_over or not self.end_step():
             return
         now = time.monotonic()
         self._over_since = self._over_since or now
         if now - self._over_since < GRACE_SECONDS and not self._is_distributed():
             return
+        self.is_cut = True
         if frame is not None and self._running.end(frame, self._left):
             self._left, self._left_at = self._left + 1, made_steps
         if self._left_at == made_steps:
@@ -174,36 +181,43 @@ class Loops:
         def fetched(batches: Any) -> Any:
             own = getattr(batches, "tonnage_batches", None)
             if own is not None and own.is_at_end():
+                self.is_cut = True
                 raise StopIteration
             return fetch(batches)
 
         loader.__iter__, iterator.__next__ = begun, fetched
 
     def _hook_trainer(self, module: ModuleType) -> None:
-        kind = module.CallbackHandler
-        original = kind.on_step_end
+        def stop(_handler: Any, control: Any) -> None:
+            control.should_training_stop = True
 
-        @functools.wraps(original)
-        def on_step_end(*args: Any, **kwargs: Any) -> Any:
-            control = original(*args, **kwargs)
-            if self._is_done() and self.end_step():
-                control.should_training_stop = True
-            return control
-
-        kind.on_step_end = on_step_end
+        self._stop_after(module.CallbackHandler, ("on_step_end", "on_evaluate"), stop)
 
     def _hook_lightning(self, module: ModuleType) -> None:
-        kind = module._TrainingEpochLoop
-        original = kind.advance
+        def stop(loop: Any, _result: None) -> None:
+            loop.min_steps = loop.trainer.fit_loop.min_epochs = None
+            loop.trainer.should_stop = True
 
+        self._stop_after(module._TrainingEpochLoop, ("advance", "on_advance_end"), stop)
+
+    def _stop_after(self, kind: Any, names: tuple[str, ...], stop: Callable[[Any, Any], None]) -> None:
+        """Call `stop` with the object and the result of these methods once no further step is wanted.
+
+        A step is followed by its evaluation: behind the evaluation, too, the next step must not begin.
+        """
+        for name in names:
+            setattr(kind, name, self._followed(getattr(kind, name), stop))
+
+    def _followed(self, original: Callable[..., Any], stop: Callable[[Any, Any], None]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def advance(loop: Any, *args: Any, **kwargs: Any) -> None:
-            original(loop, *args, **kwargs)
+        def followed(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(owner, *args, **kwargs)
             if self._is_done() and self.end_step():
-                loop.min_steps = loop.trainer.fit_loop.min_epochs = None
-                loop.trainer.should_stop = True
+                self.is_cut = True
+                stop(owner, result)
+            return result
 
-        kind.advance = advance
+        return followed
 
 
 def _hook_notebook(module: ModuleType) -> None:

@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.process import BaseProcess
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 OURS = ("tonnage_recorder", "tonnage_inside")
@@ -131,9 +131,12 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", 
 """Parts of the paths of files that are not the program's own."""
 
 
-def locate_caller() -> str:
-    """Return `file:line` of the innermost frame in the program's own code, or else in a library other than torch."""
-    frame, library = sys._getframe(1), ""
+def locate_caller(frame: FrameType | None = None) -> str:
+    """Return `file:line` of the innermost frame in the program's own code, or else in a library other than torch.
+
+    Frames inside `frame` are passed over.
+    """
+    frame, library = frame or sys._getframe(1), ""
     while frame is not None:
         name = frame.f_code.co_filename
         if not is_ours(name) and "/torch/" not in name:
@@ -141,7 +144,7 @@ def locate_caller() -> str:
             if not any(part in name for part in _LIBRARIES):
                 return place
             library = library or place
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return library
 
 

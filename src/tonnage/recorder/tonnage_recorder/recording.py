@@ -182,6 +182,7 @@ class Recording:
                 "counted_marks": self._counted_marks,
                 "complete": self._is_complete,
                 "unwound": watch.loops.unwound,
+                "is_cut": watch.loops.is_cut,
                 "shortage": watch.shortage_outcome(),
             }
         with contextlib.suppress(FileNotFoundError):  # tonnage has given up and removed the folder
