@@ -81,6 +81,7 @@ def test_epochs_evaluation_and_saving_come_to_their_end(dry_run: Any) -> None:
     rows = 8 * 2**13 * 64 * 4
     (evaluation,) = [phase for phase in estimate.phases if phase.name == "evaluate"]
     assert evaluation.allocated_bytes >= 2 * rows
+    assert "and 3 batches of each evaluation behind it were run" in estimate.notes[0]
 
 
 @pytest.mark.parametrize(("way", "said"), [("endless", {"unwound": True}), ("catches-all", {"caught": "LoopEnded"})])
@@ -114,6 +115,33 @@ def test_the_peak_is_the_programs_own_where_only_more_is_allocated_behind_the_st
     assert answer.printed[-1] == {"allocated": evaluation.allocated_bytes}
     assert estimate.peak.allocated_bytes == evaluation.allocated_bytes
     assert estimate.peak.phase == "evaluate"
+
+
+def test_an_evaluation_that_keeps_its_predictions_is_run_to_its_end_or_said_to_be_cut(dry_run: Any) -> None:
+    """8 x 1,024 rows of 64 numbers in fp32 are 2 MiB."""
+    answer = dry_run("habits/ends.py", "keeps")
+    estimate = answered(answer)
+    assert answer.printed == ({"count": 20}, {"count": 128})
+    (evaluation,) = [phase for phase in estimate.phases if phase.name == "evaluate"]
+    assert evaluation.allocated_bytes > 128 * 2**21
+    (note,) = [note for note in estimate.notes if note.startswith("The evaluation at ")]
+    assert note.endswith(
+        "was ended after 128 batches, of which each left 2.0 MiB on the card; 72 more batches would leave 144.0 MiB."
+    )
+
+
+def test_what_each_step_leaves_on_the_card_is_said(dry_run: Any) -> None:
+    """8 x 32,768 activations in fp32, as the first layer and the ReLU made them, are one MiB each."""
+    (note,) = [n for n in answered(dry_run("habits/ends.py", "accumulates")).notes if n.startswith("Each step left ")]
+    assert note.startswith("Each step left 1.0 MiB more on the card than the one before, in 1,000 steps ")
+
+
+def test_steps_over_batches_of_several_sizes_are_told(dry_run: Any) -> None:
+    notes = answered(dry_run("habits/ends.py", "lengthens")).notes
+    assert any(note.startswith("These steps differ: ") for note in notes)
+    assert not any(
+        note.startswith(("These steps", "Each step")) for note in answered(dry_run("habits/ends.py", "epochs")).notes
+    )
 
 
 def test_a_parent_gets_the_results_of_its_children(dry_run: Any) -> None:
@@ -151,11 +179,9 @@ def test_all_steps_are_run_where_that_is_asked_for(dry_run: Any) -> None:
 
 
 def test_a_loop_is_named_by_its_own_line_and_only_if_it_was_cut_short(dry_run: Any) -> None:
-    """Twelve epochs of one batch end by themselves; a loop of 100 batches does not, whose step is made elsewhere."""
+    """Ten steps end by themselves; a loop of 100 batches does not, whose step is made elsewhere."""
     lines = Path(ENDS).read_text().splitlines()
-    (place,) = [
-        number for number, line in enumerate(lines, 1) if line == "        step(model, optimizer, rows.cuda())"
-    ]
+    place = lines.index("        step(model, optimizer, rows.cuda())") + 1
     notes = answered(dry_run("habits/ends.py", "fails-later")).notes
     assert f"ends.py:{place} were run" in notes[0]
     assert not answered(dry_run("habits/ends.py", "cleans-up")).notes

@@ -15,6 +15,18 @@ _SHOWN: Final = {
 }
 """Phases that a report shows although they came after the steps, by their names in a trace."""
 
+_PASSES: Final = ("forward", "recompute", "backward")
+"""Phases of a step whose bytes follow from the size of its batch."""
+
+_UNEQUAL: Final = 1.01
+"""Most that steps over batches of one size differ by."""
+
+_LEAST_LEFT_BYTES: Final = 2**14
+"""Bytes that a step leaves on the card which are not worth a note: numbers that are kept for a log."""
+
+_ALIKE: Final = 1.5
+"""Ratio of what two steps leave up to which a third one is taken to do so, too."""
+
 _LEAST_BYTES: Final = MIB
 """Bytes allocated behind the steps that are not worth a second run: the allocator's smallest segment is 2 MiB."""
 
@@ -25,6 +37,9 @@ def describe(first: Trace, rest: Trace) -> dict[str, Any]:
     A step whose operations were counted is left out: torch adds gradients out of place in it.  What the allocator
     kept of it is not known apart, so that a later phase is given what was reserved before.  `needs_more` is True if
     more was needed behind that step than before it, or if memory ran out: a run without counting then says how much.
+    `is_cut` is False if each loop ended by itself, and `is_evaluation_cut` if each evaluation did.  `step_bytes` are
+    the least and the most that passes of the first steps allocated, and `left_bytes` what each of these steps left on
+    the card.  `keeping` are evaluations that were ended although each of their batches leaves something there.
     """
     from tonnage.estimates.timeline import timeline  # imports numpy, which views do without
 
@@ -46,7 +61,7 @@ def describe(first: Trace, rest: Trace) -> dict[str, Any]:
     phases: dict[str, list[int]] = {}
     for place in range(known, end):
         phases.setdefault(rest.marks[place].phase, []).append(place)
-    loops = rest.script.get("loops", [])
+    loops = [{name: row[name] for name in ("place", "first_step")} for row in rest.script.get("loops", [])]
     starts = [_first_mark(rest, loop["first_step"]) for loop in loops] + [end]
     described = [
         {**loop, "steps": _count_steps(rest, start, stop), **peaks(range(start, stop), most_bytes)}
@@ -55,10 +70,36 @@ def describe(first: Trace, rest: Trace) -> dict[str, Any]:
     return {
         "loops": described if len(described) > 1 else [],
         "is_cut": rest.script.get("is_cut", True),
+        "is_evaluation_cut": rest.script.get("is_evaluation_cut", False),
+        "step_bytes": _step_peaks(first, allocated),
+        "left_bytes": _left_bytes(first),
+        "keeping": rest.script.get("keeping", []),
         "phases": {_SHOWN[name]: peaks(places, most_bytes) for name, places in phases.items() if name in _SHOWN},
         "needs_more": bool(counted)
         and _needs_more(rest, before, peaks(range(counted.stop, end)), int(reserved[: counted.stop].max(initial=0))),
     }
+
+
+def _step_peaks(first: Trace, allocated: Any) -> list[int]:
+    """Return the least and the most bytes that passes of a step of the last loop allocated; states are there then."""
+    loops = first.script.get("loops") or [{"first_step": 1}]
+    peaks: dict[int, int] = {}
+    for place in range(_first_mark(first, loops[-1]["first_step"]), len(first.marks)):
+        mark = first.marks[place]
+        if mark.phase in _PASSES:
+            peaks[mark.step] = max(peaks.get(mark.step, 0), int(allocated[place]))
+    later = list(peaks.values())[1:]
+    return [min(later), max(later)] if later else []
+
+
+def _left_bytes(first: Trace) -> int:
+    """Return the bytes that each of the last loop's steps left on the card, 0 if they did not leave equally many."""
+    *_, left = [(), *[row.get("left", ()) for row in first.script.get("loops", [])]]
+    if len(left) < 3:
+        return 0
+    before, last = left[-2] - left[-3], left[-1] - left[-2]
+    is_steady = min(before, last) >= _LEAST_LEFT_BYTES and max(before, last) <= _ALIKE * min(before, last)
+    return int(last) if is_steady else 0
 
 
 def _needs_more(rest: Trace, before: Mapping[str, int], behind: Mapping[str, int], reached_bytes: int) -> bool:
@@ -109,11 +150,45 @@ def notes(trace: Trace, unwound: Sequence[str], steps: int | None) -> list[str]:
     elif steps is None or not is_cut:
         return found
     elif loops:
-        found.append(f"Each loop was ended after {steps} optimizer steps, or a few more; --steps all runs all.")
+        batches = f", each evaluation behind one after {steps} batches" if behind.get("is_evaluation_cut") else ""
+        found.append(
+            f"Each loop was ended after {steps} optimizer steps, or a few more{batches}; --steps all runs all."
+        )
     elif (rows := trace.script.get("loops")) and trace.script.get("complete") and steps > 1:
-        place = rows[0]["place"]
-        found.append(f"Only the first {steps} optimizer steps of the loop at {place} were run; --steps all runs all.")
-    return found
+        batches = f" and {steps} batches of each evaluation behind it" if behind.get("is_evaluation_cut") else ""
+        found.append(
+            f"Only the first {steps} optimizer steps of the loop at {rows[0]['place']}{batches} were run; "
+            "--steps all runs all."
+        )
+    found += [_note_growth(behind), *map(_note_kept, behind.get("keeping", []))]
+    return [note for note in found if note]
+
+
+def _note_growth(behind: Mapping[str, Any]) -> str:
+    """Return the note about steps that need more and more, or unequally much; empty if there are none."""
+    low_bytes, high_bytes = behind.get("step_bytes") or (0, 0)
+    left_bytes = behind.get("left_bytes", 0)
+    if left_bytes and high_bytes - low_bytes <= _ALIKE * left_bytes:
+        return (
+            f"Each step left {format_size(left_bytes)} more on the card than the one before, in 1,000 steps "
+            f"{format_size(1000 * left_bytes)}: are losses or outputs kept with their graphs?"
+        )
+    if high_bytes <= low_bytes * _UNEQUAL:
+        return ""
+    return (
+        f"These steps differ: from the second on their passes allocated {format_size(low_bytes)} to "
+        f"{format_size(high_bytes)} at most. A longer batch than they had needs more."
+    )
+
+
+def _note_kept(kept: Mapping[str, Any]) -> str:
+    """Return the note about an evaluation that was ended although each batch left something on the card."""
+    more = kept["more"]
+    return (
+        f"The evaluation at {kept['place']} was ended after {pluralise(kept['batches'], 'batch')}, of which each "
+        f"left {format_size(kept['left_bytes'])} on the card; {pluralise(more, 'more batch')} would leave "
+        f"{format_size(more * kept['left_bytes'])}."
+    )
 
 
 def with_later_phases(estimate: Estimate, trace: Trace) -> Estimate:

@@ -166,6 +166,37 @@ def looks_first() -> None:
     say(allocated=torch.cuda.max_memory_allocated())
 
 
+def keeps() -> None:
+    """The predictions of all batches, 2 MiB each, stay on the card until a metric is computed from them."""
+    model, optimizer = network()
+    train(model, optimizer, loader())
+    with torch.no_grad():
+        for count in (20, 200):
+            kept = [model(torch.cat([rows.cuda()] * 2**10)) for (rows,) in loader(8 * count)]
+            say(count=len(kept))
+            del kept
+
+
+def accumulates() -> None:
+    """Losses are added up with their graphs, which hold 2 MiB of activations each."""
+    model, optimizer = network(2**15)
+    total = torch.zeros((), device="cuda")
+    for (rows,) in loader():
+        optimizer.zero_grad()
+        loss = model(rows.cuda()).pow(2).mean()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        total = total + loss
+
+
+def lengthens() -> None:
+    """Batches from 2**13 rows on, each 2**11 longer than the one before."""
+    model, optimizer = network()
+    lengths = [2**11 * length for length in range(4, 44)]
+    for rows in DataLoader([torch.randn(length, WIDTH) for length in lengths], batch_size=None):  # type: ignore[arg-type]
+        step(model, optimizer, rows.cuda())
+
+
 def work(rank: int, results: "torch.multiprocessing.SimpleQueue") -> None:  # type: ignore[name-defined]
     torch.cuda.set_device(rank)
     model, optimizer = network()
@@ -211,7 +242,7 @@ WAYS: dict[str, Callable[[], None]] = {
     for way in (
         *(cleans_up, sweeps, unfreezes, warms_up, renews, reloads, epochs),
         *(endless, catches_all, fails_later, evaluates, queue, pool, first_stage),
-        *(second_stage, looks_first),
+        *(second_stage, looks_first, keeps, accumulates, lengthens),
     )
 }
 

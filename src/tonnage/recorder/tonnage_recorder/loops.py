@@ -29,6 +29,12 @@ _MOST_ALIKE = 8
 _MOST_EPOCHS = 3
 """Loops at one place over loaders of equally many rows; more of them are epochs, each with a loader of its own."""
 
+_MOST_KEEPING = 128
+"""Batches that an evaluation runs at most if each of them leaves something on the card."""
+
+_LEAST_LEFT_BYTES = 2**14
+"""Bytes that a batch leaves on the card without a further look: a loss, a count."""
+
 _PATIENCE = 16
 """Number of times that a loop is unwound before the process is ended: something in it catches everything."""
 
@@ -53,13 +59,18 @@ class Loops:
         is_enough: Callable[[int], bool],
     ) -> None:
         self.rows: list[dict[str, Any]] = []
-        """Place and first step of each loop, from 1."""
+        """Place and first step of each loop, from 1, and `left`: the bytes allocated behind its steps."""
+        self.keeping: list[dict[str, Any]] = []
+        """Evaluations that were ended although each batch left something on the card: `place`, `batches` that were
+        seen, `more` that were not, and `left_bytes` of a batch."""
         self.unwound = ""
         """Place of the pass at which a loop was unwound; empty if none was."""
         self.is_over = False
         """True when this loop has made its steps."""
         self.is_cut = False
         """True once a loop was ended before its own end."""
+        self.is_evaluation_cut = False
+        """True once an evaluation behind a loop was ended before its own end."""
         self.give_up: Callable[[], None] = lambda: None
         """Called when a loop does not end."""
         self.on_unwind: Callable[[], None] = lambda: None
@@ -76,7 +87,7 @@ class Loops:
         self._batches: _Batches | None = None
         self._over_since: float | None = None
         self._unwound = self._left = 0
-        self._left_at = -1
+        self._left_at = self._left_step = -1
         self._is_placed = False
         self._running = RunningLoops()
         self._ended: set[tuple[Any, ...]] = set()
@@ -135,7 +146,7 @@ class Loops:
         self._backward_passes += 1
         made_steps = self._made_steps()
         frame = self._running.find_frame(made_steps)
-        if frame is not None and self.rows and not self._is_placed:
+        if frame is not None and self.rows and not self._is_placed and self.steps_here(made_steps) > 0:
             self.rows[-1]["place"], self._is_placed = outcome.locate_caller(frame), True
         if not self.is_over or not self.end_step():
             return
@@ -154,6 +165,20 @@ class Loops:
         if self._unwound > _PATIENCE:
             self.give_up()
         raise LoopEnded(0)
+
+    def note_left(self, step: int) -> None:
+        """Note what is allocated behind the last optimizer of a step."""
+        if self.rows and self._marks.is_recording:
+            left = self.rows[-1].setdefault("left", [])
+            left[len(left) - (step == self._left_step) :] = [self.count_allocated()]
+            self._left_step = step
+
+    def count_allocated(self) -> int:
+        """Return the bytes that are allocated on this thread's device; 0 before its memory is recorded."""
+        if not self._marks.is_recording:
+            return 0
+        torch = self._marks.torch
+        return int(torch._C._cuda_memoryStats(torch.cuda.current_device())["allocated_bytes"]["all"]["current"])
 
     def count_step(self) -> None:
         """Note that an optimizer steps."""
@@ -243,7 +268,10 @@ class _Batches:
 
     def __init__(self, loops: Loops, loader: Any) -> None:
         self._loops = loops
-        self._signature = (outcome.locate_caller(), id(loader), *loops._optimizers.signature())
+        self._place, self._loader = outcome.locate_caller(), loader
+        self._signature = (self._place, id(loader), *loops._optimizers.signature())
+        self._allocated: list[int] = []
+        """Bytes that were allocated as each batch of an evaluation was asked for."""
         self.size = (loader.batch_size, _length(loader.dataset))
         """Rows of a batch, and of the data."""
         self._is_later = loops._is_done()
@@ -259,7 +287,8 @@ class _Batches:
         """Return whether there is no further batch, and count one if there is.
 
         After the steps of a loop its loader gives one batch each time it is begun again, for programs that divide by
-        the number of batches; another loader, with which nothing is trained, as many as steps are wanted.
+        the number of batches; another loader, with which nothing is trained, as many as steps are wanted, or more if
+        each of them leaves something on the card.
         """
         loops = self._loops
         if not loops._is_done():
@@ -272,9 +301,37 @@ class _Batches:
         elif loops._backward_passes > self._passes:
             at_end = loops.end_step()
         else:
-            at_end = self._count >= (loops._wanted or 1)
+            self._allocated.append(loops.count_allocated())
+            at_end = self._count >= (loops._wanted or 1) and not self._must_go_on()
+            loops.is_evaluation_cut = loops.is_evaluation_cut or (at_end and self._count_more() != 0)
         if at_end:
             loops._ended.add(self._signature)
         self._count += 1
         loops._batches = self
         return at_end
+
+    def _must_go_on(self) -> bool:
+        """Return whether batches leave something on the card, such as predictions that are kept for a metric.
+
+        The first batches do not tell: a loader may fetch one ahead.
+        """
+        wanted = self._loops._wanted or 1
+        if wanted < 2:
+            return False
+        left_bytes = (self._allocated[-1] - self._allocated[wanted - 1]) // (self._count - wanted + 1)
+        if left_bytes < _LEAST_LEFT_BYTES:
+            return False
+        if self._count < _MOST_KEEPING:
+            return True
+        more = self._count_more()
+        if more:
+            row = {"place": self._place, "batches": self._count, "more": more, "left_bytes": left_bytes}
+            self._loops.keeping.append(row)
+        return False
+
+    def _count_more(self) -> int | None:
+        """Return the number of batches that are left; None for an iterable data set, whose length is not known."""
+        try:
+            return max(0, len(self._loader) - self._count)
+        except TypeError:
+            return None

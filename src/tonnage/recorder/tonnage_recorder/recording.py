@@ -183,6 +183,8 @@ class Recording:
                 "complete": self._is_complete,
                 "unwound": watch.loops.unwound,
                 "is_cut": watch.loops.is_cut,
+                "is_evaluation_cut": watch.loops.is_evaluation_cut,
+                "keeping": list(watch.loops.keeping),
                 "shortage": watch.shortage_outcome(),
             }
         with contextlib.suppress(FileNotFoundError):  # tonnage has given up and removed the folder

@@ -66,6 +66,7 @@ class Steps:
         self.loops.count_step()
         self._note_stream()
         self.optimizers.count(optimizer)
+        self.loops.note_left(self._marks.steps)
 
     def count_made(self) -> int:
         """Return the number of steps with the latest, once all optimizers have stepped in it."""
