@@ -7,10 +7,16 @@ from typing import Any
 import pytest
 
 import estimates
+from tonnage.advice.changes import Change as Options
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.estimate import Estimate
 from tonnage.estimates.from_traces import Run
+from tonnage.job import Job
+from tonnage.model import ModelRef
+from tonnage.plans import Plan
 from tonnage.script import tries
+from tonnage.script.facts import Facts
 from tonnage.script.planning import Asked, Tried
 from tonnage.units import GIB
 
@@ -57,6 +63,23 @@ def test_the_first_run_that_fits_is_the_last(try_settings: Any) -> None:
 
 def test_settings_that_gain_nothing_are_not_shown(try_settings: Any) -> None:
     assert try_settings(run_of(12 * GIB), whole_bytes=12 * GIB) == []
+
+
+@pytest.mark.parametrize(("flags", "is_settable"), [("", False), ("--bs", False), ("--bs --accum", True)])
+def test_a_loop_without_flags_for_its_batch_keeps_it(flags: str, is_settable: bool) -> None:
+    """Its batch size is written where it makes its data loader, which no setting reaches."""
+    flag = {"action": "store", "nargs": None, "default": 1}
+    notes = {
+        "options": {name: {"dest": name.strip("-"), **flag} for name in flags.split()},
+        "accelerator": {"gradient_accumulation_steps": 1, "mixed_precision": "no"},
+        "batch": {"sequences": 1, "tokens": 128},
+    }
+    model = ModelRef(name="llama-3.2-1b", kind="catalog")
+    case = Case(Job(model=model, micro_batch=4, seq_len=128), Plan(engine="accelerate"), parse_cluster("t4"))
+    asked = Asked(command=["python", "train.py"], cluster=case.cluster, stated={})
+    halved = Options(options={"micro_batch": 2, "grad_accum": 2})
+    assert tries._is_settable(halved, case, Facts(recorded=notes), asked) is is_settable
+    assert tries._is_settable(halved, case, Facts(recorded={"trainer": ["transformers.trainer.Trainer"]}), asked)
 
 
 def test_where_nothing_fits_the_nearest_and_a_card_that_holds_it_are_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -302,7 +302,6 @@ def make_question(asked: Asked, now: Understood, facts: Facts) -> Question:
     ):  # FSDP's settings decide checkpointing, too
         keep = replace(keep, checkpointing=now.plan.checkpointing)
     needs_launcher = () if can_shard(asked) else ("param-offload",)
-    has_batch_flags = all(find_flag(name, facts.options, asked.command, facts.settings.get(name)) for name in BATCH)
     kept = () if "attention" in asked.without else ("attention",)  # the script chooses it when it makes its network
     return Question(
         job=now.job,
@@ -311,10 +310,16 @@ def make_question(asked: Asked, now: Understood, facts: Facts) -> Question:
         stated=(*asked.stated, *kept),
         only=asked.only,
         without=(*asked.without, *(LOOPS_NOT if facts.is_loop else needs_launcher)),
-        only_micro_batch=now.job.micro_batch if facts.is_loop and not has_batch_flags else None,
+        only_micro_batch=None if can_set_batch(asked, facts) else now.job.micro_batch,
         allow=asked.allow,
         headroom=asked.headroom,
     )
+
+
+def can_set_batch(asked: Asked, facts: Facts) -> bool:
+    """Return True if micro-batch and accumulation can be set: a loop of the script's own needs flags for both."""
+    flags = (find_flag(name, facts.options, asked.command, facts.settings.get(name)) for name in BATCH)
+    return not facts.is_loop or all(flags)
 
 
 def can_shard(asked: Asked) -> bool:

@@ -30,7 +30,7 @@ from tonnage.planner.trial_runner import TrialRunner
 from tonnage.script import dry_run, engine_advice
 from tonnage.script.facts import Facts, NotUnderstood, Understood, understood
 from tonnage.script.ladder import list_rungs
-from tonnage.script.planning import Asked, Tried, can_shard, has_no_setting, try_changes
+from tonnage.script.planning import Asked, Tried, can_set_batch, can_shard, has_no_setting, try_changes
 from tonnage.script.setting_changes import Change, list_setting_changes
 from tonnage.shallow.depths import roomy
 
@@ -189,7 +189,7 @@ def _try_in_process(
     progress("trying what would make it fit")
     try:
         with TrialRunner(progress, WORKERS, asked.torch_version) as runner:
-            accepts = partial(_is_settable, case=case, facts=facts, sharding=can_shard(asked))
+            accepts = partial(_is_settable, case=case, facts=facts, asked=asked)
             trials = Trials(case, whole.peak, runner, host=whole.host, accepts=accepts)
             trials.run()
             return trials.best()
@@ -197,14 +197,16 @@ def _try_in_process(
         return ()
 
 
-def _is_settable(change: Options, case: Case, facts: Facts, *, sharding: bool) -> bool:
-    """Return True if the script has settings for a change; `sharding`: it has a process group."""
+def _is_settable(change: Options, case: Case, facts: Facts, asked: Asked) -> bool:
+    """Return True if the script has settings for a change."""
     if change.cluster is not None:
         return not change.options
     changed = apply(change, case)
     if changed is None or {"method", "seq_len"} & change.options.keys():
         return False
-    if changed.plan.param_offload != case.plan.param_offload and not sharding:
+    if changed.plan.param_offload != case.plan.param_offload and not can_shard(asked):
+        return False
+    if changed.job.micro_batch != case.job.micro_batch and not can_set_batch(asked, facts):
         return False
     return not any(
         has_no_setting(name, value, changed.job, changed.plan, facts, case.cluster)
