@@ -18,7 +18,7 @@ _SHOWN: Final = {
 _PASSES: Final = ("forward", "recompute", "backward")
 """Phases of a step whose bytes follow from the size of its batch."""
 
-_UNEQUAL: Final = 1.01
+_UNEQUAL: Final = 1.002
 """Most that steps over batches of one size differ by."""
 
 _LEAST_LEFT_BYTES: Final = 2**14
@@ -177,7 +177,8 @@ def _note_growth(behind: Mapping[str, Any]) -> str:
         return ""
     return (
         f"These steps differ: from the second on their passes allocated {format_size(low_bytes)} to "
-        f"{format_size(high_bytes)} at most. A longer batch than they had needs more."
+        f"{format_size(high_bytes)} at most, as batches of several lengths do. Longer ones than these need more, and "
+        "each new length may reserve more."
     )
 
 
