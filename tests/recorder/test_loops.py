@@ -47,25 +47,66 @@ def test_the_evaluation_of_an_earlier_step_stops_nothing() -> None:
     assert not loops.is_cut
 
 
+class Trainer:
+    """Parts of Lightning's."""
+
+    def __init__(self, callbacks: list[Any], optimizers: list[Any]) -> None:
+        self.callbacks, self.optimizers = callbacks, optimizers
+        self.fit_loop, self.lightning_module = SimpleNamespace(min_epochs=9), None
+        self.current_epoch, self.max_epochs, self.should_stop = 0, 9, False
+
+
+class EpochLoop:
+    """Parts of Lightning's loop over an epoch."""
+
+    def __init__(self, *, callbacks: list[Any], optimizers: list[Any]) -> None:
+        self.min_steps = 9
+        self.trainer = Trainer(callbacks, optimizers)
+
+    def advance(self) -> None:
+        pass
+
+    def on_advance_end(self) -> None:
+        pass
+
+
+def hooked(loops: Loops) -> type[EpochLoop]:
+    """Return a loop that these loops follow."""
+    kind = type("Hooked", (EpochLoop,), {})
+    loops._hook_lightning(cast(ModuleType, SimpleNamespace(_TrainingEpochLoop=kind)))
+    return kind
+
+
 def test_lightning_begins_no_step_behind_the_validation_of_the_last_one() -> None:
-    class TrainingEpochLoop:
-        def __init__(self) -> None:
-            self.min_steps = 9
-            self.trainer = SimpleNamespace(fit_loop=SimpleNamespace(min_epochs=9), should_stop=False)
-
-        def advance(self) -> None:
-            pass
-
-        def on_advance_end(self) -> None:
-            pass
-
     loops = made(3)
     answers = iter((False, True))
     loops.end_step = lambda: next(answers)
-    loops._hook_lightning(cast(ModuleType, SimpleNamespace(_TrainingEpochLoop=TrainingEpochLoop)))
-    loop = TrainingEpochLoop()
+    loop = hooked(loops)(callbacks=[], optimizers=[])
     loop.advance()
     assert not loop.trainer.should_stop
     loop.on_advance_end()
     assert loop.trainer.should_stop
     assert loop.min_steps is None
+
+
+def test_lightning_trains_each_stage_of_a_callback_for_fine_tuning() -> None:
+    """Epochs 2 and 5 of 9 train more weights, the first of them in a group of its own."""
+    backbone, head = (torch.nn.Linear(2, 2) for _ in range(2))
+    backbone.requires_grad_(False)
+    optimizer = torch.optim.SGD(head.parameters(), 0.1)
+    loops = made(3)
+    loops._optimizers.add(optimizer)
+
+    def finetune_function(_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 2:
+            optimizer.add_param_group({"params": [backbone.weight.requires_grad_()]})
+        if epoch == 5:
+            optimizer.add_param_group({"params": [backbone.bias.requires_grad_()]})
+
+    loop = hooked(loops)(callbacks=[SimpleNamespace(finetune_function=finetune_function)], optimizers=[optimizer])
+    counts = []
+    while not loop.trainer.should_stop:
+        counts.append(sum(p.numel() for group in optimizer.param_groups for p in group["params"] if p.requires_grad))
+        loop.advance()
+    assert counts == [6, 10, 12]
+    assert [row["first_step"] for row in loops.rows] == [4, 4]

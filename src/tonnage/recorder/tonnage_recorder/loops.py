@@ -8,7 +8,9 @@ new optimizer, makes as many steps as the first; so does one with a new optimize
 
 import contextlib
 import functools
+import itertools
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
@@ -34,6 +36,9 @@ _MOST_KEEPING = 128
 
 _LEAST_LEFT_BYTES = 2**14
 """Bytes that a batch leaves on the card without a further look: a loss, a count."""
+
+_MOST_EPOCHS = 100
+"""Epochs in which a Lightning trainer without a last epoch may train more weights."""
 
 _PATIENCE = 16
 """Number of times that a loop is unwound before the process is ended: something in it catches everything."""
@@ -88,6 +93,7 @@ class Loops:
         self._over_since: float | None = None
         self._unwound = self._left = 0
         self._left_at = self._left_step = -1
+        self._epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._is_placed = False
         self._running = RunningLoops()
         self._ended: set[tuple[Any, ...]] = set()
@@ -118,11 +124,15 @@ class Loops:
             if is_further:
                 self.complete()
         if is_further or not self.rows:
-            self._base = self._made_steps()
-            self.is_over = False
-            self._over_since, self._unwound, self._left = None, 0, 0
-            self.rows.append({"place": outcome.locate_caller(), "first_step": self._base + 1})
-            self._is_placed = False
+            self._begin_loop()
+
+    def _begin_loop(self) -> None:
+        """Begin a loop with the next step."""
+        self._base = self._made_steps()
+        self.is_over = False
+        self._over_since, self._unwound, self._left = None, 0, 0
+        self.rows.append({"place": outcome.locate_caller(), "first_step": self._base + 1})
+        self._is_placed = False
 
     def _has_new_optimizer(self) -> bool:
         """Return whether an optimizer for a further loop was made since the last pass."""
@@ -220,10 +230,27 @@ class Loops:
 
     def _hook_lightning(self, module: ModuleType) -> None:
         def stop(loop: Any, _result: None) -> None:
+            if self._has_unfrozen(loop.trainer):
+                self.complete()
+                self._begin_loop()
+                return
             loop.min_steps = loop.trainer.fit_loop.min_epochs = None
             loop.trainer.should_stop = True
 
         self._stop_after(module._TrainingEpochLoop, ("advance", "on_advance_end"), stop)
+
+    def _has_unfrozen(self, trainer: Any) -> bool:
+        """Do what callbacks for fine-tuning do in the next epoch in which they train more; False if there is none."""
+        before = self._optimizers.signature()
+        changes = [each.finetune_function for each in trainer.callbacks if hasattr(each, "finetune_function")]
+        most = trainer.max_epochs if (trainer.max_epochs or -1) >= 0 else _MOST_EPOCHS
+        while changes and self._epochs.setdefault(trainer, trainer.current_epoch) + 1 < most:
+            self._epochs[trainer] += 1
+            for change, optimizer in itertools.product(changes, trainer.optimizers):
+                change(trainer.lightning_module, self._epochs[trainer], optimizer)
+            if self._optimizers.signature() != before:
+                return True
+        return False
 
     def _stop_after(self, kind: Any, names: tuple[str, ...], stop: Callable[[Any, Any], None]) -> None:
         """Call `stop` with the object and the result of these methods once no further step is wanted.
