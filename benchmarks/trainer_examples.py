@@ -453,6 +453,15 @@ def of_trainers() -> Iterator[Habit]:
         least=16.0,
         most=22.0,
     )
+    yield whole(
+        name="Lightning: a backbone that is trained from epoch 5 on",
+        code=f"{_LIGHTNING}class Part(Lit):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.backbone = self.net[:3]\n\n    def configure_optimizers(self):\n"
+        "        return torch.optim.AdamW(p for p in self.parameters() if p.requires_grad)\n\n"
+        "later = lightning.pytorch.callbacks.BackboneFinetuning(5, lambda epoch: 1.0)\n"
+        "lightning.Trainer(max_epochs=500, logger=False, callbacks=[later]).fit(Part(), rows())\n",
+        needs=("lightning",),
+    )
     yield whole(name="Fabric, as litgpt does", code=_FABRIC, needs=("lightning",))
     yield whole(name="a loop like nanoGPT's", code=_NANO)
     images = 'for i in range(10**6):\n    net(torch.randn(1, 3, 224, 224, device="cuda")).sum().backward()\n'
