@@ -24,7 +24,7 @@ OWN_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "gradient_checkpointing": ("grad_checkpointing", "activation_checkpointing", "checkpointing", "grad_ckpt"),
     "optim": ("optimizer",),
 }
-"""What scripts with a parser of their own call settings of TrainingArguments."""
+"""Names of settings of TrainingArguments in scripts with a parser of their own."""
 
 
 def find_flag(name: str, options: Mapping[str, Any], command: Sequence[str] = (), present: Any = None) -> str | None:
