@@ -15,11 +15,8 @@ _SHOWN: Final = {
 }
 """Phases that a report shows although they came after the steps, by their names in a trace."""
 
-_PASSES: Final = ("forward", "recompute", "backward")
-"""Phases of a step whose bytes follow from the size of its batch."""
-
-_UNEQUAL: Final = 1.002
-"""Most that steps over batches of one size differ by."""
+_UNEQUAL: Final = 1.001
+"""Most that what steps over batches of one size hold differs by."""
 
 _LEAST_LEFT_BYTES: Final = 2**14
 """Bytes that a step leaves on the card which are not worth a note: numbers that are kept for a log."""
@@ -37,8 +34,8 @@ def describe(first: Trace, rest: Trace) -> dict[str, Any]:
     A step whose operations were counted is left out: torch adds gradients out of place in it.  What the allocator
     kept of it is not known apart, so that a later phase is given what was reserved before.  `needs_more` is True if
     more was needed behind that step than before it, or if memory ran out: a run without counting then says how much.
-    `is_cut` is False if each loop ended by itself, and `is_evaluation_cut` if each evaluation did.  `step_bytes` are
-    the least and the most that passes of the first steps allocated, and `left_bytes` what each of these steps left on
+    `is_cut` is False if each loop ended by itself, and `is_evaluation_cut` if each evaluation did.  `held_bytes` are
+    the least and the most on the card before backward in the first steps, and `left_bytes` what each of them left on
     the card.  `keeping` are evaluations that were ended although each of their batches leaves something there.
     """
     from tonnage.estimates.timeline import timeline  # imports numpy, which views do without
@@ -71,7 +68,7 @@ def describe(first: Trace, rest: Trace) -> dict[str, Any]:
         "loops": described if len(described) > 1 else [],
         "is_cut": rest.script.get("is_cut", True),
         "is_evaluation_cut": rest.script.get("is_evaluation_cut", False),
-        "step_bytes": _step_peaks(first, allocated),
+        "held_bytes": _held_bytes(first),
         "left_bytes": _left_bytes(first),
         "keeping": rest.script.get("keeping", []),
         "phases": {_SHOWN[name]: peaks(places, most_bytes) for name, places in phases.items() if name in _SHOWN},
@@ -80,21 +77,20 @@ def describe(first: Trace, rest: Trace) -> dict[str, Any]:
     }
 
 
-def _step_peaks(first: Trace, allocated: Any) -> list[int]:
-    """Return the least and the most bytes that passes of a step of the last loop allocated; states are there then."""
-    loops = first.script.get("loops") or [{"first_step": 1}]
-    peaks: dict[int, int] = {}
-    for place in range(_first_mark(first, loops[-1]["first_step"]), len(first.marks)):
-        mark = first.marks[place]
-        if mark.phase in _PASSES:
-            peaks[mark.step] = max(peaks.get(mark.step, 0), int(allocated[place]))
-    later = list(peaks.values())[1:]
-    return [min(later), max(later)] if later else []
+def _held_bytes(first: Trace) -> list[int]:
+    """Return the least and the most bytes on the card before backward, from the last loop's second step on."""
+    held = list(_last_loop(first).get("held", {}).values())[1:]
+    return [min(held), max(held)] if held else []
+
+
+def _last_loop(first: Trace) -> Mapping[str, Any]:
+    rows: list[Mapping[str, Any]] = [{}, *first.script.get("loops", [])]
+    return rows[-1]
 
 
 def _left_bytes(first: Trace) -> int:
     """Return the bytes that each of the last loop's steps left on the card, 0 if they did not leave equally many."""
-    *_, left = [(), *[row.get("left", ()) for row in first.script.get("loops", [])]]
+    left = list(_last_loop(first).get("left", {}).values())
     if len(left) < 3:
         return 0
     before, last = left[-2] - left[-3], left[-1] - left[-2]
@@ -166,7 +162,7 @@ def notes(trace: Trace, unwound: Sequence[str], steps: int | None) -> list[str]:
 
 def _note_growth(behind: Mapping[str, Any]) -> str:
     """Return the note about steps that need more and more, or unequally much; empty if there are none."""
-    low_bytes, high_bytes = behind.get("step_bytes") or (0, 0)
+    low_bytes, high_bytes = behind.get("held_bytes") or (0, 0)
     left_bytes = behind.get("left_bytes", 0)
     if left_bytes and high_bytes - low_bytes <= _ALIKE * left_bytes:
         return (
@@ -176,9 +172,9 @@ def _note_growth(behind: Mapping[str, Any]) -> str:
     if high_bytes <= low_bytes * _UNEQUAL:
         return ""
     return (
-        f"These steps differ: from the second on their passes allocated {format_size(low_bytes)} to "
-        f"{format_size(high_bytes)} at most, as batches of several lengths do. Longer ones than these need more, and "
-        "each new length may reserve more."
+        f"These steps differ: from the second on {format_size(low_bytes)} to {format_size(high_bytes)} were on the "
+        "card before backward, as with batches of several lengths. Longer ones than these need more, and each new "
+        "length may reserve more."
     )
 
 

@@ -64,7 +64,8 @@ class Loops:
         is_enough: Callable[[int], bool],
     ) -> None:
         self.rows: list[dict[str, Any]] = []
-        """Place and first step of each loop, from 1, and `left`: the bytes allocated behind its steps."""
+        """Place and first step of each loop, from 1, and the bytes of all tensors by step: `left` behind
+        it, `held` before its backward."""
         self.keeping: list[dict[str, Any]] = []
         """Evaluations that were ended although each batch left something on the card: `place`, `batches` that were
         seen, `more` that were not, and `left_bytes` of a batch."""
@@ -92,7 +93,7 @@ class Loops:
         self._batches: _Batches | None = None
         self._over_since: float | None = None
         self._unwound = self._left = 0
-        self._left_at = self._left_step = -1
+        self._left_at = -1
         self._epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._is_placed = False
         self._running = RunningLoops()
@@ -155,6 +156,7 @@ class Loops:
         """Begin a backward pass.  Raises LoopEnded in a loop that should have ended."""
         self._backward_passes += 1
         made_steps = self._made_steps()
+        self._note_held(made_steps)
         frame = self._running.find_frame(made_steps)
         if frame is not None and self.rows and not self._is_placed and self.steps_here(made_steps) > 0:
             self.rows[-1]["place"], self._is_placed = outcome.locate_caller(frame), True
@@ -177,18 +179,25 @@ class Loops:
         raise LoopEnded(0)
 
     def note_left(self, step: int) -> None:
-        """Note what is allocated behind the last optimizer of a step."""
+        """Note what is on the card behind the last optimizer of a step."""
         if self.rows and self._marks.is_recording:
-            left = self.rows[-1].setdefault("left", [])
-            left[len(left) - (step == self._left_step) :] = [self.count_allocated()]
-            self._left_step = step
+            self.rows[-1].setdefault("left", {})[step] = self.count_held()
 
-    def count_allocated(self) -> int:
-        """Return the bytes that are allocated on this thread's device; 0 before its memory is recorded."""
+    def _note_held(self, step: int) -> None:
+        """Note what is on the card as a backward pass of a step begins: all activations of its batch."""
+        if self.rows and self._marks.is_recording:
+            held = self.rows[-1].setdefault("held", {})
+            held[step] = max(held.get(step, 0), self.count_held())
+
+    def count_held(self) -> int:
+        """Return the bytes of all tensors on this thread's device; 0 before its memory is recorded.
+
+        What is allocated for them differs from step to step: a block may be up to 1 MiB larger than its tensor.
+        """
         if not self._marks.is_recording:
             return 0
         torch = self._marks.torch
-        return int(torch._C._cuda_memoryStats(torch.cuda.current_device())["allocated_bytes"]["all"]["current"])
+        return int(torch._C._cuda_memoryStats(torch.cuda.current_device())["requested_bytes"]["all"]["current"])
 
     def count_step(self) -> None:
         """Note that an optimizer steps."""
@@ -297,8 +306,8 @@ class _Batches:
         self._loops = loops
         self._place, self._loader = outcome.locate_caller(), loader
         self._signature = (self._place, id(loader), *loops._optimizers.signature())
-        self._allocated: list[int] = []
-        """Bytes that were allocated as each batch of an evaluation was asked for."""
+        self._held: list[int] = []
+        """Bytes of all tensors as each batch of an evaluation was asked for."""
         self.size = (loader.batch_size, _length(loader.dataset))
         """Rows of a batch, and of the data."""
         self._is_later = loops._is_done()
@@ -328,7 +337,7 @@ class _Batches:
         elif loops._backward_passes > self._passes:
             at_end = loops.end_step()
         else:
-            self._allocated.append(loops.count_allocated())
+            self._held.append(loops.count_held())
             at_end = self._count >= (loops._wanted or 1) and not self._must_go_on()
             loops.is_evaluation_cut = loops.is_evaluation_cut or (at_end and self._count_more() != 0)
         if at_end:
@@ -345,7 +354,7 @@ class _Batches:
         wanted = self._loops._wanted or 1
         if wanted < 2:
             return False
-        left_bytes = (self._allocated[-1] - self._allocated[wanted - 1]) // (self._count - wanted + 1)
+        left_bytes = (self._held[-1] - self._held[wanted - 1]) // (self._count - wanted + 1)
         if left_bytes < _LEAST_LEFT_BYTES:
             return False
         if self._count < _MOST_KEEPING:
