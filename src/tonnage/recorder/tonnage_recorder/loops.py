@@ -28,7 +28,7 @@ GRACE_SECONDS = 1.0
 _MOST_ALIKE = 8
 """Loops at one place over equally many weights; more of them are one, which makes an optimizer for each step."""
 
-_MOST_EPOCHS = 3
+_MOST_LOADERS = 3
 """Loops at one place over loaders of equally many rows; more of them are epochs, each with a loader of its own."""
 
 _MOST_KEEPING = 128
@@ -145,7 +145,7 @@ class Loops:
     def _has_new_loader(self) -> bool:
         """Return whether the latest batch comes from a loader for a further loop."""
         batches = self._batches
-        return batches is not None and batches.is_new and self._are_few(_MOST_EPOCHS, *batches.size)
+        return batches is not None and batches.is_new and self._are_few(_MOST_LOADERS, *batches.size)
 
     def _are_few(self, most: int, *kind: Any) -> bool:
         """Return whether at most so many loops of a kind have begun at this place, with this one."""
