@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import tonnage
+from real_ranks import run_ranks
 from real_text import IGNORED, ROW, batches, network
 from tonnage import Job, Plan
 from tonnage.errors import UsageError
@@ -91,3 +92,30 @@ def test_masks_of_four_dimensions_and_left_out_labels_are_read() -> None:
     labels = IDS.clone()
     labels[:, :5] = IGNORED
     Reader.of(network()).check([whole(attention_mask=mask), whole(labels=labels), whole(input_ids=IDS.int())])
+
+
+UNEQUAL = r"unequal numbers of micro-batches \(2 on rank 0, 1 on rank 1\), and they exchange parts of the network"
+OF_RANK_1: dict[str, tuple[Any, str]] = {
+    "an unknown id": ([whole(), whole(input_ids=IDS + 256)], r"Micro-batch 2 of 2: input_ids has \d+, "),
+    "none": ([], "at least one"),
+    "no token": ([whole(), whole(input_ids=IDS[:, :1], labels=IDS[:, :1])], "no token that the loss could predict"),
+    "fewer": ([whole()], UNEQUAL),
+}
+
+
+def a_rank_has_others(rank: int, world: int) -> None:
+    shared = tonnage.apply(Plan(precision="fp32", shard="zero3"), network(), {"lr": 0.1})
+    copies = tonnage.apply(Plan(precision="fp32", shard="ddp"), network(), {"lr": 0.1})
+    for name, (given, message) in OF_RANK_1.items():
+        mine = given if rank == 1 else [whole(), whole()]
+        for call in (shared.step, shared.evaluate):
+            with pytest.raises(UsageError, match=message) as raised:
+                call(mine)
+            assert "rank 1" in str(raised.value).lower() or rank == 1, name
+    assert shared.step([whole()]).tokens == world * ROWS * (ROW - 1)
+    fewer = [whole()] * (2 - rank)  # copies of the network exchange gradients once a step
+    assert copies.step(fewer).tokens == copies.evaluate(fewer).tokens == 3 * ROWS * (ROW - 1)
+
+
+def test_no_rank_waits_for_one_with_other_micro_batches() -> None:
+    run_ranks(a_rank_has_others, 2)

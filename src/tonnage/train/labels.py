@@ -65,11 +65,17 @@ def divisors(counts: Sequence[int], total: int, ranks: int) -> tuple[float, ...]
 
 def sum_over_ranks(number: float, device: torch.device, group: Any) -> float:
     """Return the sum of the ranks' numbers; `group` is None for a single rank."""
+    return sum_each_over_ranks([number], device, group)[0]
+
+
+def sum_each_over_ranks(numbers: Sequence[float], device: torch.device, group: Any) -> list[float]:
+    """Return the sum of each of the ranks' numbers, in one exchange; `group` is None for a single rank."""
     if group is None:
-        return number
-    summed = torch.tensor([number], dtype=torch.float64, device=device)
+        return [*numbers]
+    summed = torch.tensor(numbers, dtype=torch.float64, device=device)
     dist.all_reduce(summed, group=group)
-    return float(summed.item())
+    sums: list[float] = summed.tolist()
+    return sums
 
 
 def _labels_of(batch: Batch) -> torch.Tensor | None:

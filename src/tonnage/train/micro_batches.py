@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from tonnage.errors import TonnageError, UsageError
 from tonnage.job import IGNORED_LABEL
@@ -42,7 +43,7 @@ class Reader:
         inner = models.hugging_face(network)
         if (
             inner is None
-            or not type(inner).__module__.startswith("transformers.")
+            or not _own_class(inner).__module__.startswith("transformers.")
             or network not in (inner, checks.adapted(network))
             or not labels.shifts_labels(network)
         ):
@@ -113,6 +114,11 @@ class Reader:
                 f"{name} has {least if least < 0 else most:,}, and the network's vocabulary is 0 to "
                 f"{self.vocabulary - 1:,}{others}; use its own tokenizer, or resize_token_embeddings"
             )
+
+
+def _own_class(network: nn.Module) -> type:
+    """Return the class that a network had before FSDP2 put its own over it."""
+    return next(kind for kind in type(network).__mro__ if not issubclass(kind, FSDPModule))
 
 
 def _shape(tensor: torch.Tensor) -> str:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from tonnage.case import Case
 from tonnage.cluster import CPU
 from tonnage.errors import UnwritableFile, UsageError
+from tonnage.job import IGNORED_LABEL
 from tonnage.step import events, stages
 from tonnage.step import model as models
 from tonnage.step.given import gather
@@ -137,16 +138,7 @@ class Trainable:
         as they are.  Under optimizer-in-backward they have been updated by then.
         """
         ready = self.ready
-        self._reader.check(batches)
-        if ready.step.plan.optimizer_in_backward and len(batches) > 1:
-            raise UsageError(
-                f"The step has {len(batches)} micro-batches, and optimizer-in-backward updates the weights in each; "
-                "give it one."
-            )
-        if self._stages is not None:
-            checks.check_micro_batches(ready.step.plan, batches)
-        counts = [self._count(batch) for batch in batches]
-        total = int(self._sum(sum(counts)))
+        counts, total = self._count_all(batches, self._check_step)
         rate = float(ready.optimizer.param_groups[0]["lr"])
         if total == 0:
             return StepResult(loss=0.0, tokens=0, gradient_norm=None, skipped=True, learning_rate=rate)
@@ -173,6 +165,65 @@ class Trainable:
             gradient_norm=self._read_norm(numbers),
             skipped=is_refused or self._overflow_mark() < before,
             learning_rate=rate,
+        )
+
+    def _check_step(self, batches: Sequence[Batch]) -> None:
+        """Raise UsageError for what cannot be this rank's micro-batches of a step."""
+        plan = self.ready.step.plan
+        if plan.optimizer_in_backward and len(batches) > 1:
+            raise UsageError(
+                f"The step has {len(batches)} micro-batches, and optimizer-in-backward updates the weights in each; "
+                "give it one."
+            )
+        if self._stages is not None:
+            checks.check_micro_batches(plan, batches)
+
+    def _count_all(
+        self, batches: Sequence[Batch], check: Callable[[Sequence[Batch]], None] = lambda batches: None
+    ) -> tuple[list[int], int]:
+        """Return the labels of each micro-batch of this rank, and the labels of all ranks.
+
+        Raises UsageError on every rank if those of one cannot be used, so that none waits for another.
+        """
+        counts: list[int] = []
+        fault: UsageError | None = None
+        try:
+            self._reader.check(batches)
+            check(batches)
+            counts = [self._count(batch) for batch in batches]
+            for batch in batches:
+                labels.with_a_label(batch, shifts=self._shifts)
+        except UsageError as error:
+            fault = error
+        if self._group is None:
+            if fault is not None:
+                raise fault
+            return counts, sum(counts)
+        number = len(counts)
+        total, faults, *sums = self._sum_each([sum(counts), fault is not None, number, number**2])
+        is_unequal = sums[0] ** 2 != self._ranks * sums[1]  # their variance is not 0
+        if faults or (is_unequal and self._exchanges_in_micro_batches):
+            raise self._common_fault(fault, number)
+        return counts, int(total)
+
+    @property
+    def _exchanges_in_micro_batches(self) -> bool:
+        """Return True if ranks exchange weights, gradients or tokens in each micro-batch, not in the last alone."""
+        step = self.ready.step
+        return step.world.axes.dp_shard > 1 or step.world.axes.ep > 1 or step.plan.accum_sync
+
+    def _common_fault(self, fault: UsageError | None, micro_batches: int) -> UsageError:
+        """Return the error that each rank raises if the micro-batches of one cannot be used."""
+        told: list[Any] = [None] * self._ranks
+        dist.all_gather_object(told, (dist.get_rank(), fault and str(fault), micro_batches), group=self._group)
+        if fault is not None:
+            return fault
+        message = next((f"Rank {rank}: {text}" for rank, text, _ in told if text), None)
+        numbers = ", ".join(f"{number} on rank {rank}" for rank, _, number in told)
+        return UsageError(
+            message
+            or f"The ranks have unequal numbers of micro-batches ({numbers}), and they exchange parts of the network "
+            f"in each; give all as many, without labels (all {IGNORED_LABEL}) where there is nothing to learn."
         )
 
     def _read_loss(self, numbers: _Numbers) -> float:
@@ -228,20 +279,17 @@ class Trainable:
     def evaluate(self, batches: Sequence[Batch]) -> Evaluation:
         """Return the mean loss over all labels of the batches, without gradients and dropout.
 
-        Ranks that share the network must give as many batches each.
+        Ranks that share the network must give as many batches each; else all of them raise UsageError.
         """
         ready = self.ready
-        self._reader.check(batches)
-        total, summed = 0, 0.0
+        counts, total = self._count_all(batches)
+        summed = 0.0
         with events.inference(ready):
-            for batch in batches:
-                count = self._count(batch)
+            for batch, count in zip(batches, counts, strict=True):
                 loss = self._evaluate(labels.with_a_label(batch, shifts=self._shifts))
-                total += count
                 summed += float(gather(loss)) * count if count and loss is not None else 0.0
         self._given.reshard()
-        summed = labels.sum_over_ranks(summed, ready.step.world.device, self._stages)
-        total, summed = int(self._sum(total)), self._sum(summed)
+        summed = self._sum(labels.sum_over_ranks(summed, ready.step.world.device, self._stages))
         return Evaluation(loss=summed / total if total else math.nan, tokens=total)
 
     def _evaluate(self, batch: Batch) -> torch.Tensor | None:
@@ -360,6 +408,9 @@ class Trainable:
 
     def _sum(self, number: float) -> float:
         return labels.sum_over_ranks(number, self.ready.step.world.device, self._group)
+
+    def _sum_each(self, numbers: Sequence[float]) -> list[float]:
+        return labels.sum_each_over_ranks(numbers, self.ready.step.world.device, self._group)
 
     def _average(self, loss: float) -> float:
         """Return the mean of a loss over the ranks that have their own batches, or their own parts of a sequence."""
