@@ -18,6 +18,7 @@ from real_ranks import run_ranks
 from tonnage.cli.main import run
 from tonnage.errors import TrialFailed, UnwritableFile
 from tonnage.train import checkpoints
+from tonnage.train.guard import Guard
 from tonnage.train.run import _Run, _State
 from tonnage.train.trainable import Trainable
 
@@ -174,6 +175,21 @@ def test_bad_steps_change_nothing_and_end_a_run_that_does_not_recover(
     assert message in capsys.readouterr().err
     lines = [json.loads(line) for line in (folder / "new" / "metrics.jsonl").read_text().splitlines()]
     assert sum(line["skipped"] for line in lines) == left_out
+
+
+def test_a_run_that_diverged_is_not_passed_off_as_trained(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words(folder, "--max-steps", "3", "--lr", "1e30", out="new")) == 5
+    said = capsys.readouterr().err
+    assert "the run ends with 1 step left out" in said
+    assert "The run diverged: under the weights after step 3 the loss of the first step's batch is no number" in said
+    assert not (folder / "new" / "final").exists()
+    assert not (folder / "new" / "checkpoints" / "step-3").exists()
+    monkeypatch.setattr(Guard, "accepts", lambda guard, loss, norm: not setattr(guard, "bad_in_a_row", 1))
+    assert run(words(folder, "--max-steps", "3", out="data_at_fault")) == 0
+    assert "the run ends with 1 step left out" in capsys.readouterr().err
+    assert (folder / "data_at_fault" / "final" / "config.json").exists()
 
 
 def test_a_disk_that_is_full_at_the_end_leaves_the_checkpoint(

@@ -141,7 +141,7 @@ def train(
 
 def _describe(outcome: "Outcome") -> str:
     """Return what `tonnage train` prints at the end."""
-    loss = "" if outcome.loss is None else f", loss {outcome.loss:.4f}"
+    loss = f", loss {'no number' if outcome.loss is None else format(outcome.loss, '.4f')}"
     evaluation = "" if outcome.evaluation_loss is None else f", evaluation {outcome.evaluation_loss:.4f}"
     skipped = f", {outcome.skipped} left out" if outcome.skipped else ""
     end = "interrupted; continue with --resume" if outcome.final is None else str(outcome.final)

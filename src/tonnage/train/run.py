@@ -193,6 +193,8 @@ class _Run:
             self._take_step()
             is_stopped = self._agree_to_stop()
             is_end = self._state.step == self._setup.lengths.total
+            if is_end:
+                self._check_weights()
             is_good = not self._guard.bad_in_a_row and not self._guard.is_back  # else there is nothing new to save
             is_due = is_good and self._state.step % self._settings.save_every == 0
             if is_stopped or is_end or is_due:
@@ -352,6 +354,26 @@ class _Run:
         self._report(self._line(result, seconds))
         if self._guard.must_go_back or (self._guard.bad_in_a_row and setup.plan.optimizer_in_backward):
             self._go_back()
+
+    def _check_weights(self) -> None:
+        """Raise TrialFailed if the trained weights give no number as loss, as after a learning rate too high."""
+        setup, state = self._setup, self._state
+        if bad := self._guard.bad_in_a_row:
+            self._progress.remark(
+                f"the run ends with {pluralise(bad, 'step')} left out; if weights that diverged are at fault and not "
+                "the data, the trained network is of no use"
+            )
+        if _GHOST in os.environ or self._evaluated is not None:  # an evaluation at the end is None or a number
+            return
+        rows = self._rows(0, min(setup.rows_a_step, setup.last_row or setup.rows_a_step))
+        with self._names_shortage(f"in the evaluation after step {state.step}"):
+            evaluation = self._trainable.evaluate(self._batches(setup.training, rows, setup.job.grad_accum))
+        if evaluation.tokens and not math.isfinite(evaluation.loss):
+            raise TrialFailed(
+                f"The run diverged: under the weights after step {state.step} the loss of the first step's batch is "
+                "no number, so they are not saved; choose a lower --lr or a longer --warmup-steps, and train into a "
+                "new folder."
+            )
 
     @contextmanager
     def _names_shortage(self, moment: str) -> Iterator[None]:
