@@ -157,12 +157,18 @@ def read(path: Path) -> PlanFile:
         document = tomllib.loads(read_text(path, _MOST_BYTES))
     except FileNotFoundError as error:
         raise UnreadableFile(f"{path} does not exist; give a file that tonnage plan --save wrote.") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except UnicodeDecodeError as error:
+        raise UnreadableFile(
+            f"{path} is no text, as a plan file is; give a file that tonnage plan --save wrote (estimate and dry-run "
+            "save answers, which tonnage report shows)."
+        ) from error
+    except (OSError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UnreadableFile(f"{path} cannot be read as a plan file ({' '.join(str(error).split())}).") from error
     version = document.pop("schema_version", None)
     if version is None:
         raise UnreadableFile(
-            f"{path} is not a plan file: it has no schema_version; give a file that tonnage plan --save wrote."
+            f"{path} is not a plan file: it has no schema_version; give a file that tonnage plan --save wrote, or "
+            f"add schema_version = {SCHEMA_VERSION} to one of your own."
         )
     if type(version) is not int or version != SCHEMA_VERSION:  # True and 1.0 are equal to 1
         raise UnreadableFile(
@@ -180,7 +186,7 @@ def read(path: Path) -> PlanFile:
         values = document.get(table, {})
         if not isinstance(values, dict):
             raise UsageError(f"{path}: [{table}] must be a table.")
-        declared = {item.name: option for item, option in options(kind)}
+        declared = _names(kind)
         _check_keys(values, tuple(declared), f"{path}, [{table}]")
         read_options |= {
             name: _convert_value(value, declared[name], f"{path}: {name}") for name, value in values.items()
@@ -194,12 +200,20 @@ def read(path: Path) -> PlanFile:
     )
 
 
+def _names(kind: type) -> dict[str, Option]:
+    """Return the options of a table by their keys."""
+    return {item.name: option for item, option in options(kind)}
+
+
 def _check_keys(values: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    """Raise UsageError for a key that is not `known`."""
+    """Raise UsageError for a key that is not `known`, with the table that it belongs to or its name here."""
     for name in values:
         if name not in known:
             other = find_option(name)
-            meant = "" if other is None else f"; here it is {other.in_python}"
+            key = name if other is None else other.in_python
+            table = next((table for table, kind in _TABLES.items() if key in _names(kind)), None)
+            place = f" under [{table}]" if table is not None and key not in known else ""
+            meant = f"; here it is {key}{place}" if key != name else f"; it belongs{place}" if place else ""
             raise UsageError(f"{where}: unknown key {name!r}{meant}; possible: {', '.join(known)}.")
 
 
