@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ precision = "fp32"
 clip_grad_norm = 1.0
 shard = "{shard}"
 """
+NONE: Mapping[str, str] = {}
 
 
 @pytest.fixture
@@ -52,9 +54,11 @@ def options(out: str = "run", **others: Any) -> list[str]:
     return words
 
 
-def run(folder: Path, words: list[str], start: list[str] = TONNAGE) -> "subprocess.CompletedProcess[str]":
-    threads = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([*start, *words], cwd=folder, env=threads, capture_output=True, text=True, timeout=120)
+def run(
+    folder: Path, words: list[str], start: list[str] = TONNAGE, variables: Mapping[str, str] = NONE
+) -> "subprocess.CompletedProcess[str]":
+    own = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.run([*start, *words], cwd=folder, env=own, capture_output=True, text=True, timeout=120)
 
 
 def metrics(folder: Path, out: str = "run") -> list[dict[str, Any]]:
@@ -81,6 +85,17 @@ def test_a_run_on_text_learns_and_ends_with_a_folder_that_loads(folder: Path) ->
 
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tonnage"]
+
+
+def test_the_learning_rate_follows_its_schedule_under_an_optimizer_of_torchao(folder: Path) -> None:
+    pytest.importorskip("torchao")
+    plan = folder / "plan.toml"
+    plan.write_text(plan.read_text() + 'optimizer = "adamw-8bit-ao"\n')
+    words = options(max_steps=4, warmup_steps=2, schedule="wsd", decay_steps=2)
+    eagerly = {"TORCHDYNAMO_DISABLE": "1"}  # else its update is compiled, for a minute
+    done = run(folder, words, variables=eagerly)
+    assert done.returncode == 0, done.stderr
+    assert [line["learning_rate"] for line in metrics(folder)] == pytest.approx([0.0015, 0.003, 0.003, 0.0015])
 
 
 def start(folder: Path, words: list[str]) -> "subprocess.Popen[str]":

@@ -25,7 +25,7 @@ from transformers.utils import logging
 
 from tonnage.errors import OutOfDeviceMemory, TrialFailed, UnreadableFile, UnwritableFile, UsageError
 from tonnage.files import make_folder
-from tonnage.train import applying, checkpoints, checks, fragmentation, networks, packing, run_file, schedules
+from tonnage.train import applying, checkpoints, checks, fragmentation, networks, packing, run_file, schedules, states
 from tonnage.train import setup as setups
 from tonnage.train.guard import Guard
 from tonnage.train.metrics import Line, Metrics
@@ -395,7 +395,7 @@ class _Run:
     def _set_rates(self, factor: float) -> None:
         for optimizer, rates in zip(self._trainable.optimizers, self._rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * factor
+                states.set_hyperparameter(group, "lr", rate * factor)
 
     def _rows(self, begin: int, end: int) -> list[int]:
         return packing.rows_of_step(begin, end, len(self._setup.training), self._settings.seed)

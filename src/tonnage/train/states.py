@@ -242,10 +242,15 @@ def put_groups(matched: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
     """Set the hyperparameters that `match_groups` returned, in place; lists become tuples again where they were."""
     for group, values in matched:
         for key, value in values.items():
-            if isinstance(group.get(key), torch.Tensor):
-                group[key].fill_(value)
-            else:
-                group[key] = tuple(value) if isinstance(value, list) else value
+            set_hyperparameter(group, key, tuple(value) if isinstance(value, list) else value)
+
+
+def set_hyperparameter(group: dict[str, Any], key: str, value: Any) -> None:
+    """Set a hyperparameter of a group; torchao keeps the learning rate in a tensor, which must stay the same one."""
+    if isinstance(group.get(key), torch.Tensor):
+        group[key].fill_(value)
+    else:
+        group[key] = value
 
 
 def _plain(value: Any) -> Any:
