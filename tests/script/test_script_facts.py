@@ -61,6 +61,11 @@ def test_checkpointing_by_the_trainer_and_by_fsdp():
     assert (divided.shard, divided.checkpointing) == ("zero3", "full")
 
 
+@pytest.mark.parametrize("kind", ["MULTI_GPU", "MULTI_CPU"])
+def test_copies_on_several_ranks_are_ddp(kind):
+    assert plan(accelerator={"distributed": kind, "fsdp": None}).shard == "ddp"
+
+
 def test_whose_sharding_it_is():
     sharded = {"distributed": "FSDP", "fsdp": FSDP}
     assert facts(accelerator=sharded).is_launchers

@@ -64,6 +64,14 @@ def test_a_loop_of_its_own_is_timed_as_it_is(tmp_path: Path) -> None:
     assert json.loads(json.dumps(found.to_json()))["trials"][0]["command"] == [*SCRIPT, "--loop"]
 
 
+def test_batches_of_a_loop_around_an_accelerator_stay(tmp_path: Path) -> None:
+    found = tune([sys.executable, str(PROGRAMS / "accelerated.py")], tmp_path / "tuned")
+    [trial] = found.trials
+    assert trial.outcome.holds
+    assert trial.candidate is not None
+    assert (trial.candidate.job.micro_batch, trial.candidate.job.grad_accum) == (4, 2)
+
+
 def test_python_takes_the_words_of_a_command(tmp_path: Path) -> None:
     with pytest.raises(TrialFailed, match="the data are not there"):
         tonnage.tune([*SCRIPT, "--use_cpu", "True", "--fails"], out=tmp_path / "tuned", gpu="cpu")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.case import Case
-from tonnage.cluster import CPU, Cluster
+from tonnage.cluster import CPU
 from tonnage.errors import TonnageError, TrialFailed
 from tonnage.estimates import history
 from tonnage.planner.describe import describe
@@ -24,7 +24,7 @@ from tonnage.planner.trial_runner import TrialRunner
 from tonnage.script.changed_command import ChangedCommand, change_command
 from tonnage.script.facts import Facts, NotUnderstood, Understood, describe_recognised, understood
 from tonnage.script.ladder import list_rungs
-from tonnage.script.planning import Asked, has_no_setting, make_question
+from tonnage.script.planning import Asked, can_set_batch, has_no_setting, make_question
 from tonnage.script.setting_changes import list_setting_changes
 from tonnage.tuning import decisions, here
 from tonnage.tuning.decisions import Trial, Tuned
@@ -110,7 +110,7 @@ def _tune(
         [*_predict(asked, facts, now, progress), (AS_IS, present)],
         attempt,
         is_possible=lambda candidate: (
-            is_settable(candidate, present, facts, asked.cluster) and change(candidate).settings != ()
+            is_settable(candidate, present, facts, asked) and change(candidate).settings != ()
         ),
         on_trial=lambda why, candidate: progress(f"{why}: {describe(candidate)}"),
         most_trials=most,
@@ -137,13 +137,15 @@ def _predict(asked: Asked, facts: Facts, now: Understood, progress: Progress) ->
     return [(f"predicted {rank}", choice.candidate) for rank, choice in enumerate(plans, 1)]
 
 
-def is_settable(candidate: Candidate, present: Candidate, facts: Facts, cluster: Cluster) -> bool:
+def is_settable(candidate: Candidate, present: Candidate, facts: Facts, asked: Asked) -> bool:
     """Return True if the script has a setting for each option in which the candidate differs from it."""
+    if candidate.job.micro_batch != present.job.micro_batch and not can_set_batch(asked, facts):
+        return False
     differing: dict[str, Any] = {}
     for owner, before in ((candidate.job, present.job), (candidate.plan, present.plan)):
         differing |= {name: value for name, value in vars(owner).items() if value != getattr(before, name)}
     return not any(
-        has_no_setting(name, value, candidate.job, candidate.plan, facts, cluster)
+        has_no_setting(name, value, candidate.job, candidate.plan, facts, asked.cluster)
         for name, value in differing.items()
     )
 

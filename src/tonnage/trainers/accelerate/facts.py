@@ -33,7 +33,7 @@ def sharding(notes: Mapping[str, Any]) -> dict[str, Any]:
     kind = notes.get("accelerator", {}).get("distributed", "NO")
     if kind == "NO":
         return {}
-    if kind == "MULTI_GPU":
+    if kind.startswith("MULTI_"):  # DDP, whatever the ranks compute on
         return {"shard": "ddp"}
     plugin = fsdp(notes)
     if kind != "FSDP" or plugin is None:
