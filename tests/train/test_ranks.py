@@ -37,6 +37,7 @@ OF_TWO: dict[str, tuple[dict[str, Any], str]] = {
     "experts": ({"shard": "zero3", "ep": 2, "clip_grad_norm": 0.3, "checkpointing": "full"}, "full"),
     "stages": ({"pp": 2, "clip_grad_norm": 0.3, "checkpointing": "full"}, "full"),
     "stages interleaved": ({"pp": 2, "pp_schedule": "interleaved", "pp_stages": 2, "clip_grad_norm": 0.3}, "full"),
+    "stages offload": ({"pp": 2, "activation_offload": "cpu"}, "full"),
     "stages adapters": ({"pp": 2, "pp_schedule": "gpipe", "loss": "chunked"}, "lora"),
 }
 """Plan and method of each case; FSDP2 sums gradients in another order than one process, which fp32 shows at 1e-7."""

@@ -93,9 +93,9 @@ def _offload_layers(module: nn.Module, new: Callable[[], AbstractContextManager[
 
 def _modules_with_layers(module: nn.Module) -> list[nn.Module]:
     """Return the modules whose children are lists of layers: a decoder, or an encoder and a decoder."""
-    from tonnage.step.model import layer_lists
+    from tonnage.step.model import is_layer_list
 
-    lists = [child for child in module.children() if layer_lists(child) == [list(child.children())]]
+    lists = [child for child in module.children() if is_layer_list(child)]
     rest = [child for child in module.children() if child not in lists]
     return [*([module] if lists else []), *(holder for child in rest for holder in _modules_with_layers(child))]
 
