@@ -47,6 +47,21 @@ def test_slices_under_autocast_lose_no_precision(loss: str, monkeypatch: pytest.
     assert sliced < 1.2 * whole < 0.01
 
 
+@pytest.mark.parametrize("loss", SLICED)
+def test_without_labels_the_network_answers_and_generates_as_before(loss: str) -> None:
+    if loss == "torch" and not hasattr(torch.nn.functional, "linear_cross_entropy"):
+        pytest.skip("torch has no linear_cross_entropy")
+    plain, sliced = network().eval(), with_loss(loss, network().eval())
+    [[batch]] = batches(1)
+    ids = batch["input_ids"]
+    assert torch.equal(sliced(ids).logits, plain(ids).logits)
+    assert sliced(ids, labels=ids)[0].item() == pytest.approx(plain(ids, labels=ids).loss.item(), rel=1e-6)
+    first, second = (
+        each.generate(ids[:1, :5], max_new_tokens=4, do_sample=False, pad_token_id=0) for each in (plain, sliced)
+    )
+    assert torch.equal(first, second)
+
+
 def test_a_head_with_adapters_is_left_to_autograd() -> None:
     peft = pytest.importorskip("peft")
     model = peft.get_peft_model(network(), peft.LoraConfig(r=4, target_modules=["lm_head"]))

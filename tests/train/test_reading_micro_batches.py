@@ -29,6 +29,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "no tensor": ([{"input_ids": [1, 2]}], "input_ids is a list"),
     "no values": ([whole(input_ids=IDS.to("meta"))], "input_ids is on the meta device"),
     "no labels": ([whole(labels=None)], r"1 of 1: it has input_ids and no labels, .* a copy of input_ids"),
+    "a count of labels": ([whole(num_items_in_batch=torch.tensor(9))], "it has num_items_in_batch, .* leave it out"),
     "an unknown id": (
         [whole(), whole(input_ids=IDS + 256 * (IDS == IDS.max()))],
         r"Micro-batch 2 of 2: input_ids has \d+, and the network's vocabulary is 0 to 255; use its own tokenizer",

@@ -70,7 +70,8 @@ def apply(step: Step) -> Step:
 
 def _replace_forward(module: nn.Module, slice_tokens: int, ranks: DeviceMesh | None) -> nn.Module:
     network = writing_network(module)
-    network.forward = MethodType(partial(_forward, slice_tokens=slice_tokens, ranks=ranks), network)
+    forward = partial(_forward, own=network.forward, slice_tokens=slice_tokens, ranks=ranks)
+    network.forward = MethodType(forward, network)
     return module
 
 
@@ -95,21 +96,25 @@ def writing_network(module: nn.Module) -> Any:
 
 def _forward(
     network: Any,
-    labels: Tensor,
+    *args: Any,
+    labels: Tensor | None = None,
     shift_labels: Tensor | None = None,
     num_items_in_batch: float | None = None,
-    *,
+    own: Callable[..., Any],
     slice_tokens: int,
     ranks: DeviceMesh | None,
     **inputs: Any,
-) -> tuple[Tensor]:
-    """Return the mean cross-entropy of predicting each token from those before it.
+) -> Any:
+    """Return the mean cross-entropy of predicting each token from those before it; without labels what the network's
+    `own` forward returns, as generation needs it.
 
     `shift_labels` and `num_items_in_batch` are as in transformers' own losses: labels that were shifted before a
     sequence was cut, and the divisor of the sum.  The `ranks` divide the vocabulary's logits; None: this rank has
     them all.
     """
-    hidden, sum_loss = network.base_model(**inputs)[0], _sum_cross_entropy
+    if labels is None:
+        return own(*args, **inputs)
+    hidden, sum_loss = network.base_model(*args, **inputs)[0], _sum_cross_entropy
     if ranks is not None:
         from tonnage.techniques import vocabulary
 

@@ -59,24 +59,28 @@ def apply(step: Step) -> Step:
 
 def _replace_forward(module: nn.Module, loss: Callable[..., Tensor]) -> nn.Module:
     network = chunked_loss.writing_network(module)
-    network.forward = MethodType(partial(_forward, loss=loss), network)
+    network.forward = MethodType(partial(_forward, own=network.forward, loss=loss), network)
     return module
 
 
 def _forward(
     network: Any,
-    labels: Tensor,
+    *args: Any,
+    labels: Tensor | None = None,
     shift_labels: Tensor | None = None,
     num_items_in_batch: float | None = None,
-    *,
+    own: Callable[..., Any],
     loss: Callable[..., Tensor],
     **inputs: Any,
-) -> tuple[Tensor]:
-    """Return the mean cross-entropy of predicting each token from those before it.
+) -> Any:
+    """Return the mean cross-entropy of predicting each token from those before it; without labels what the network's
+    `own` forward returns, as generation needs it.
 
     `shift_labels` and `num_items_in_batch` are as in transformers' own losses; see `chunked_loss`.
     """
-    hidden = network.base_model(**inputs)[0]
+    if labels is None:
+        return own(*args, **inputs)
+    hidden = network.base_model(*args, **inputs)[0]
     targets = chunked_loss.following(labels) if shift_labels is None else shift_labels
     return (loss(network, hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), num_items_in_batch),)
 

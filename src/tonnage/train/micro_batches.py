@@ -78,6 +78,8 @@ class Reader:
                 f"it has {', '.join(batch)} and no labels, and the network computes no loss; give labels, a copy of "
                 f"{_IDS} with {IGNORED_LABEL} where nothing is to be learned"
             )
+        if "num_items_in_batch" in batch:
+            yield "it has num_items_in_batch, and the step counts the labels of all its micro-batches; leave it out"
         ids = batch.get(_IDS)
         names: list[str] = [name for name in (_IDS, "labels", "shift_labels") if name in batch]
         for name in names:
