@@ -142,6 +142,20 @@ def test_ranks_equal_one_process(world: int, name: str) -> None:
         torch.testing.assert_close(first[key], weights, rtol=0, atol=tolerance, msg=key)
 
 
+def refuse_on_one_rank(rank: int, world: int) -> None:
+    for shard in ("ddp", "zero3"):
+        refused, expected = (
+            tonnage.apply(Plan(precision="fp32", shard=shard, clip_grad_norm=1.0), network(), RATE) for _ in range(2)
+        )
+        batch = batches(1, world)[0][rank]
+        assert refused.step([batch], accepts=lambda loss, norm: rank == 0).skipped
+        assert refused.step([batch], accepts=lambda loss, norm: True) == expected.step([batch])
+
+
+def test_a_step_that_one_rank_refuses_is_left_out_on_all() -> None:
+    run_ranks(refuse_on_one_rank, 2)
+
+
 def test_copies_without_exchange_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)

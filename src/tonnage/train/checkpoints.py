@@ -489,6 +489,15 @@ def own_rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
+def is_any_rank(ready: ReadyStep, flag: bool) -> bool:
+    """Return True on every rank if the flag is True on any.  All ranks must call it."""
+    if count_ranks() == 1:
+        return flag
+    told = torch.tensor([float(flag)], device=ready.step.world.device)
+    dist.all_reduce(told, group=ready.group)
+    return bool(told.item())
+
+
 def count_ranks() -> int:
     """Return the number of ranks."""
     return dist.get_world_size() if dist.is_initialized() else 1

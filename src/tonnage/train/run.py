@@ -261,11 +261,7 @@ class _Run:
 
     def _agree_to_stop(self) -> bool:
         """Return True if any rank was told to stop."""
-        if checkpoints.count_ranks() == 1:
-            return self._is_stopped
-        told = torch.tensor([float(self._is_stopped)], device=self._device)
-        dist.all_reduce(told, group=self._trainable.ready.group)
-        return bool(told.item())
+        return checkpoints.is_any_rank(self._trainable.ready, self._is_stopped)
 
     def _last_checkpoint(self) -> Path | None:
         """Return the newest whole checkpoint as the first rank finds it."""

@@ -134,8 +134,8 @@ class Trainable:
         """Run one optimizer step on a list of micro-batches, dicts of tensors on the host or on the device.
 
         The loss is the mean over all labels of the step, whatever their numbers in each micro-batch and rank.
-        `accepts(loss, gradient_norm)` is asked on every rank before the update; if it returns False the weights stay
-        as they are.  Under optimizer-in-backward they have been updated by then.
+        `accepts(loss, gradient_norm)` is asked on every rank before the update; if it returns False on any, the
+        weights stay as they are.  Under optimizer-in-backward they have been updated by then.
         """
         ready = self.ready
         counts, total = self._count_all(batches, self._check_step)
@@ -151,7 +151,7 @@ class Trainable:
         def ask() -> bool:
             nonlocal is_refused
             assert accepts is not None
-            is_refused = not accepts(measure(), self._read_norm(numbers))
+            is_refused = checkpoints.is_any_rank(ready, not accepts(measure(), self._read_norm(numbers)))
             return not is_refused
 
         ready.observers.append(numbers)
