@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +47,8 @@ class Document:
     """The same, or IGNORED_LABEL where the loss leaves a token out."""
     is_whole: bool
     """True for a conversation, which is not split."""
+    answers_left_out: int = 0
+    """Answers of a conversation without labels, since the chat template changes them when messages follow."""
 
 
 @dataclass(kw_only=True)
@@ -60,11 +62,19 @@ class Corpus:
     cut: list[str] = field(default_factory=list)
     """Conversations that were longer than a sequence, and were cut at its end."""
 
+    partly: list[str] = field(default_factory=list)
+    """Conversations with answers that are left out."""
+
     def remarks(self) -> list[str]:
         """Return a line for each kind of loss."""
         remarks = []
         if self.unusable:
             remarks.append(f"left out {pluralise(len(self.unusable), 'line')}: {_name_some(self.unusable)}")
+        if self.partly:
+            remarks.append(
+                f"no loss on answers that the chat template changes when messages follow, in "
+                f"{pluralise(len(self.partly), 'conversation')}: {_name_some(self.partly)}"
+            )
         if self.cut:
             remarks.append(f"cut {pluralise(len(self.cut), 'conversation')} at seq_len: {_name_some(self.cut)}")
         return remarks
@@ -159,12 +169,12 @@ def _to_document(sample: str | list[Any], tokenizer: Tokenizer) -> Document:
         ids = torch.tensor(tokenizer.encode(sample), dtype=torch.int32)
         return Document(ids=ids, labels=ids, is_whole=False)
     try:
-        numbers, is_answer = tokenizer.encode_messages(sample)
+        numbers, is_answer, left_out = tokenizer.encode_messages(sample)
     except ValueError as error:  # of the template or of the tokenizer
         raise _UnusableSample(" ".join(str(error).split())) from error
     ids = torch.tensor(numbers, dtype=torch.int32)
     labels = ids.masked_fill(~torch.tensor(is_answer, dtype=torch.bool), IGNORED_LABEL)
-    return Document(ids=ids, labels=labels, is_whole=True)
+    return Document(ids=ids, labels=labels, is_whole=True, answers_left_out=left_out)
 
 
 def _add(corpus: Corpus, document: Document, place: str, seq_len: int) -> None:
@@ -172,10 +182,12 @@ def _add(corpus: Corpus, document: Document, place: str, seq_len: int) -> None:
     length = len(document.ids)
     is_cut = document.is_whole and length > seq_len
     if is_cut:
-        document = Document(ids=document.ids[:seq_len], labels=document.labels[:seq_len], is_whole=True)
+        document = replace(document, ids=document.ids[:seq_len], labels=document.labels[:seq_len])
     if not bool((document.labels[1:] != IGNORED_LABEL).any()):
         where = f" in the first {seq_len:,} of {length:,}" if is_cut else ""
         raise _UnusableSample(f"no token that the loss could predict{where}")
+    if document.answers_left_out:
+        corpus.partly.append(f"{place} ({pluralise(document.answers_left_out, 'answer')})")
     if is_cut:
         corpus.cut.append(f"{place} ({length:,} tokens)")
     corpus.documents.append(document)

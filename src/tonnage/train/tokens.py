@@ -27,8 +27,11 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a document, with its end."""
 
-    def encode_messages(self, messages: Sequence[Any]) -> tuple[list[int], list[bool]]:
-        """Return the token ids of a conversation, and for each whether the assistant says it.  Raises ValueError."""
+    def encode_messages(self, messages: Sequence[Any]) -> tuple[list[int], list[bool], int]:
+        """Return the token ids of a conversation, for each whether it is learned, and the answers that are not.
+
+        What the assistant says is learned, where it is the same as when it was the last message.  Raises ValueError.
+        """
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files into a folder."""
@@ -42,7 +45,7 @@ class Bytes:
     def encode(self, text: str) -> list[int]:
         return [*text.encode("utf-8"), 0]
 
-    def encode_messages(self, messages: Sequence[Any]) -> tuple[list[int], list[bool]]:
+    def encode_messages(self, messages: Sequence[Any]) -> tuple[list[int], list[bool], int]:
         raise UsageError(
             "The data has messages, and bytes as tokens have no chat template; give a tokenizer with --tokenizer."
         )
@@ -76,16 +79,17 @@ class FolderTokenizer:
         end = self._tokenizer.eos_token_id
         return ids if end is None or ids[-1:] == [end] else [*ids, end]
 
-    def encode_messages(self, messages: Sequence[Any]) -> tuple[list[int], list[bool]]:
+    def encode_messages(self, messages: Sequence[Any]) -> tuple[list[int], list[bool], int]:
         if self._tokenizer.chat_template is None:
             raise UsageError(
                 f"The data has messages, and {self.description} has no chat template; give another with --tokenizer."
             )
         text = self._render(messages)
-        spans = self._find_answers(messages, text)
+        spans, left_out = self._find_answers(messages, text)
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         starts = [start for start, _ in encoded["offset_mapping"]]
-        return encoded["input_ids"], [any(begin <= start < end for begin, end in spans) for start in starts]
+        is_answer = [any(begin <= start < end for begin, end in spans) for start in starts]
+        return encoded["input_ids"], is_answer, left_out
 
     def save(self, folder: Path) -> None:
         self._tokenizer.save_pretrained(folder)
@@ -98,23 +102,23 @@ class FolderTokenizer:
         except Exception as error:  # templates raise errors of Jinja, and of their own
             raise ValueError(f"the chat template refuses it: {error}") from error
 
-    def _find_answers(self, messages: Sequence[Any], text: str) -> list[tuple[int, int]]:
-        """Return where the assistant's messages begin and end in the rendered text.
+    def _find_answers(self, messages: Sequence[Any], text: str) -> tuple[list[tuple[int, int]], int]:
+        """Return where the answers begin and end in the rendered text, and the number of those that are left out.
 
         An answer begins where the template asks for it, so that the network learns what it will be asked for, and
-        ends with its message.
+        ends with its message.  Templates that drop the reasoning of earlier answers change what the network had
+        said: such an answer is left out.
         """
         spans = []
-        for index, message in enumerate(messages):
-            if message["role"] == "assistant":
-                before = self._render(messages[:index], asks=True)
-                until = self._render(messages[: index + 1])
-                if not (text.startswith(before) and text.startswith(until)):
-                    raise ValueError(
-                        "the chat template changes earlier messages, so that answers cannot be told apart"
-                    )
+        numbers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        for index in numbers:
+            before = self._render(messages[:index], asks=True)
+            until = self._render(messages[: index + 1])
+            if text.startswith(before) and text.startswith(until):
                 spans.append((len(before), len(until)))
-        return spans
+        if not spans:
+            raise ValueError("the chat template changes earlier messages, so that answers cannot be told apart")
+        return spans, len(numbers) - len(spans)
 
 
 def load(stated: Path | None, home: Path, vocabulary: int) -> Tokenizer:
