@@ -51,6 +51,7 @@ OF_FOUR: dict[str, tuple[dict[str, Any], str]] = {
     "experts cut": ({"shard": "zero3", "ep": 2}, "full"),
     "experts hsdp": ({"shard": "hsdp", "ep": 2}, "full"),
     "stages zero3": ({"pp": 2, "shard": "zero3", "clip_grad_norm": 0.3}, "full"),
+    "stages zero2": ({"pp": 2, "shard": "zero2"}, "full"),
     "stages tp": ({"pp": 2, "tp": 2, "clip_grad_norm": 0.3}, "full"),
     "experts tp": ({"shard": "zero3", "ep": 2, "tp": 2, "clip_grad_norm": 0.3}, "full"),
 }

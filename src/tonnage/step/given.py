@@ -129,13 +129,6 @@ class GivenNetwork:
             if self._now(module)._parameters.get(name) is not parameter:
                 parameter.data = torch.empty(0, dtype=parameter.dtype)
 
-    def reshard(self) -> None:
-        """Free what ranks have gathered: a forward without backward leaves parameters whole under zero2."""
-        for network in (self.network, *self._copies):
-            for module in network.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
-
     def current(self, stages: Any = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return every parameter and buffer of before with its value of now, whole and on its device of before.
 
@@ -157,7 +150,7 @@ class GivenNetwork:
 
     def _whole(self, stages: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield every parameter and buffer of before with its whole value of now; tied ones once."""
-        self.reshard()
+        reshard(self.network, *self._copies)
         slots = [(slot, tensor, self._now(slot[0])._parameters[slot[1]]) for slot, tensor in self.parameters]
         slots += [(slot, tensor, self._now(slot[0])._buffers[slot[1]]) for slot, tensor in self.buffers]
         if not self._copies:
@@ -231,3 +224,11 @@ def _slots(network: nn.Module, store: str) -> Iterator[tuple[Slot, Any]]:
         for name, tensor in getattr(module, store).items():
             if tensor is not None:
                 yield (module, name), tensor
+
+
+def reshard(*networks: nn.Module) -> None:
+    """Free what ranks have gathered: a forward without backward leaves parameters whole under zero2."""
+    for network in networks:
+        for module in network.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()

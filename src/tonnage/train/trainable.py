@@ -21,7 +21,7 @@ from tonnage.errors import UnwritableFile, UsageError
 from tonnage.job import IGNORED_LABEL
 from tonnage.step import events, stages
 from tonnage.step import model as models
-from tonnage.step.given import gather
+from tonnage.step.given import gather, reshard
 from tonnage.train import checkpoints, checks, effects, labels
 from tonnage.train.micro_batches import Reader
 from tonnage.train.prediction import Predicted, predict
@@ -288,7 +288,7 @@ class Trainable:
             for batch, count in zip(batches, counts, strict=True):
                 loss = self._evaluate(labels.with_a_label(batch, shifts=self._shifts))
                 summed += float(gather(loss)) * count if count and loss is not None else 0.0
-        self._given.reshard()
+        reshard(ready.model)
         summed = self._sum(labels.sum_over_ranks(summed, ready.step.world.device, self._stages))
         return Evaluation(loss=summed / total if total else math.nan, tokens=total)
 
@@ -353,6 +353,7 @@ class Trainable:
         Adapters that the plan added are removed: save them first.  All ranks must call it.
         """
         ready = self.ready
+        reshard(ready.model)
         values = self._given.current(self._stages)
         self._snapshot.restore()
         checks.UNDER_A_PLAN.discard(self._given.network)
@@ -368,7 +369,7 @@ class Trainable:
         if self._stages is not None:
             yield from self._given.state(network, self._stages)
             return
-        self._given.reshard()
+        reshard(self.ready.model)
         for name, tensor in network.state_dict(keep_vars=True).items():
             yield name, gather(tensor)
 
