@@ -6,6 +6,7 @@ from itertools import groupby, pairwise
 from typing import Any, Final
 
 from tonnage.estimates.estimate import Estimate, PhasePeak
+from tonnage.recorder.tonnage_recorder.loops import LEAST_LEFT_BYTES
 from tonnage.trace.trace import Trace
 from tonnage.units import MIB, format_size, pluralise
 
@@ -17,9 +18,6 @@ _SHOWN: Final = {
 
 _UNEQUAL: Final = 1.001
 """Most that what steps over batches of one size hold differs by."""
-
-_LEAST_LEFT_BYTES: Final = 2**14
-"""Bytes that a step leaves on the card which are not worth a note: numbers that are kept for a log."""
 
 _ALIKE: Final = 1.5
 """Ratio of what two steps leave up to which a third one is taken to do so, too."""
@@ -94,7 +92,7 @@ def _left_bytes(first: Trace) -> int:
     if len(left) < 3:
         return 0
     before, last = left[-2] - left[-3], left[-1] - left[-2]
-    is_steady = min(before, last) >= _LEAST_LEFT_BYTES and max(before, last) <= _ALIKE * min(before, last)
+    is_steady = min(before, last) >= LEAST_LEFT_BYTES and max(before, last) <= _ALIKE * min(before, last)
     return int(last) if is_steady else 0
 
 

@@ -34,8 +34,8 @@ _MOST_LOADERS = 3
 _MOST_KEEPING = 128
 """Batches that an evaluation runs at most if each of them leaves something on the card."""
 
-_LEAST_LEFT_BYTES = 2**14
-"""Bytes that a batch leaves on the card without a further look: a loss, a count."""
+LEAST_LEFT_BYTES = 2**14
+"""Bytes that a batch or a step leaves on the card without a further look: a loss, a count."""
 
 _MOST_EPOCHS = 100
 """Epochs in which a Lightning trainer without a last epoch may train more weights."""
@@ -355,7 +355,7 @@ class _Batches:
         if wanted < 2:
             return False
         left_bytes = (self._held[-1] - self._held[wanted - 1]) // (self._count - wanted + 1)
-        if left_bytes < _LEAST_LEFT_BYTES:
+        if left_bytes < LEAST_LEFT_BYTES:
             return False
         if self._count < _MOST_KEEPING:
             return True
