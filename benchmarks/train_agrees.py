@@ -32,9 +32,9 @@ PLANS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         {"precision": "bf16-true", "optimizer_offload": "cpu=0.5", "activation_offload": "cpu-streamed"},
         {},
     ),
-    "selective, updated in backward": (
+    "selective, clipped, updated in backward": (
         "h100-80gb",
-        {"checkpointing": "selective", "optimizer_in_backward": True},
+        {"checkpointing": "selective", "optimizer_in_backward": True, "clip_grad_norm": 1.0},
         {"grad_accum": 1},
     ),
     "adafactor, fused loss": ("l4", {"optimizer": "adafactor", "loss": "fused"}, {}),

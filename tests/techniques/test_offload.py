@@ -1,4 +1,4 @@
-"""Activations and optimizer states on the host, optimizers in backward: the same training as without."""
+"""Activations and optimizer states on the host: the same training as without."""
 
 import weakref
 from collections.abc import Callable
@@ -151,12 +151,6 @@ def test_a_fraction_is_one_of_elements(fraction: float, counts: list[int]) -> No
     assert [len(part.param_groups[0]["params"]) for part in made.parts.values()] == counts
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_optimizer_in_backward_trains_the_same(optimizer: str) -> None:
-    ours = trained(optimizer=optimizer, optimizer_in_backward=True)
-    assert_equal(ours, trained(optimizer=optimizer), exactly=False)
-
-
 @pytest.mark.parametrize("place", ["cpu=0.5", "nvme"])
 def test_optimizer_offload_trains_the_same(place: str) -> None:
     assert_equal(trained(optimizer_offload=place), trained(), exactly=False)
@@ -174,12 +168,6 @@ def test_states_rest_in_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setenv("TONNAGE_OFFLOAD_DIR", str(tmp_path / "nowhere"))
     with pytest.raises(UsageError, match="which is no folder"):
         disk.empty((1,), torch.float32)
-
-
-def test_in_backward_no_gradient_is_left() -> None:
-    made = build(tiny_job(), Plan(precision="fp32", optimizer_in_backward=True), device="cpu", initialise=True)
-    made.micro_batch(made.next_batch())
-    assert all(parameter.grad is None for parameter in made.model.parameters())
 
 
 def test_states_are_saved_with_their_part() -> None:

@@ -83,7 +83,6 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
         ({"name": "t5"}, {"loss": "fused"}, H100, "t5 is an encoder-decoder"),
         ({"name": "gemma2"}, {"loss": "torch"}, H100, "gemma2 changes its logits (final_logit_softcapping)"),
         ({"grad_accum": 2}, {"optimizer_in_backward": True}, H100, "a step has 2 micro-batches"),
-        ({}, {"optimizer_in_backward": True, "clip_grad_norm": 1}, H100, "norm of all gradients"),
         ({}, {"optimizer_in_backward": True, "precision": "fp16-mixed"}, H100, "loss scaling"),
         ({}, {"optimizer_in_backward": True, "shard": "ddp"}, H100, "DDP averages gradients"),
         (

@@ -44,6 +44,27 @@ def test_ddp_copies_gradients_into_buckets_and_back():
     assert not Work.of(llama_job(), Plan(shard="zero1", precision="megatron-bf16"), EIGHT).bucketed
 
 
+@pytest.mark.parametrize(("shard", "cluster"), [("none", ONE), ("zero3", EIGHT)])
+def test_clipping_before_updates_in_backward_makes_gradients_twice(shard, cluster):
+    """As long as two micro-batches that exchange their gradients, and as many tokens as one."""
+    once, clipped, twice = (
+        time_step(LLAMA, Work.of(llama_job(), Plan(shard=shard, **plan), cluster), cluster, EAGER)
+        for plan in (
+            {"optimizer_in_backward": True},
+            {"clip_grad_norm": 1.0},
+            {"optimizer_in_backward": True, "clip_grad_norm": 1.0},
+        )
+    )
+    assert twice.compute_seconds == pytest.approx(once.compute_seconds)
+    assert twice.recompute_seconds == pytest.approx(once.compute_seconds)
+    assert twice.optimizer_seconds == pytest.approx(clipped.optimizer_seconds)
+    assert twice.tokens_per_second_per_gpu * twice.step_seconds == pytest.approx(
+        once.tokens_per_second_per_gpu * once.step_seconds
+    )
+    if shard == "zero3":
+        assert twice.communication_seconds == pytest.approx(2 * once.communication_seconds, rel=0.01)
+
+
 @pytest.mark.parametrize("optimizer", choices("optimizer"))
 def test_every_optimizer_has_its_bytes_and_says_where_they_are_borrowed(optimizer):
     work = replace(PLAIN, optimizer=optimizer)

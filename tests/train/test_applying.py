@@ -393,13 +393,6 @@ def test_a_failure_on_the_way_leaves_weights_and_forward(monkeypatch: pytest.Mon
     assert torch.equal(generated(model.eval()), expected)
 
 
-def test_updates_in_backward_take_one_micro_batch() -> None:
-    trainable = apply(optimizer_in_backward=True)
-    [step] = batches(1, 2)
-    with pytest.raises(UsageError, match="2 micro-batches"):
-        trainable.step(step)
-
-
 def test_settings_without_effect_are_seen() -> None:
     trainable = apply(checkpointing="full")
     trainable.model.gradient_checkpointing_disable()

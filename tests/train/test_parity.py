@@ -61,6 +61,18 @@ PLANS: dict[str, tuple[dict[str, Any], float]] = {
         for place in ("cpu", "cpu=0.5", "nvme", "nvme=0.5")
     },
     "optimizer in backward": ({"optimizer_in_backward": True}, EXACT),
+    **{
+        f"optimizer in backward, clipped, {name}": (
+            {"optimizer_in_backward": True, "clip_grad_norm": 0.5, **choices},
+            EXACT,
+        )
+        for name, choices in {
+            "plain": {},
+            "checkpointing": {"checkpointing": "selective", "activation_offload": "cpu-streamed"},
+            "zero3": {"shard": "zero3"},
+            "muon": {"optimizer": "muon"},
+        }.items()
+    },
     **{f"shard {name}": ({"shard": name}, EXACT) for name in ("ddp", "zero1", "zero2", "zero3")},
     "shard zero3, parameters cpu": ({"shard": "zero3", "param_offload": "cpu"}, EXACT),
 }

@@ -25,6 +25,7 @@ OF_TWO: dict[str, tuple[dict[str, Any], str]] = {
     **{shard: ({"shard": shard}, "full") for shard in ("ddp", "zero1", "zero2", "zero3")},
     "clipped": ({"shard": "zero3", "clip_grad_norm": 0.3, "checkpointing": "full"}, "full"),
     "accum sync": ({"shard": "ddp", "accum_sync": True, "loss": "fused"}, "full"),
+    "in backward": ({"shard": "zero3", "optimizer_in_backward": True, "clip_grad_norm": 0.3}, "full"),
     "chunked": ({"shard": "zero3", "loss": "chunked", "checkpointing": "selective"}, "full"),
     "offload": ({"shard": "zero2", "activation_offload": "cpu-streamed"}, "full"),
     "parameters": ({"shard": "zero3", "param_offload": "cpu"}, "full"),
@@ -47,6 +48,11 @@ OF_FOUR: dict[str, tuple[dict[str, Any], str]] = {
     "tp ddp": ({"tp": 2, "shard": "ddp"}, "full"),
     "tp adapters zero3": ({"tp": 2, "shard": "zero3"}, "lora"),
     "tp zero3": ({"tp": 2, "shard": "zero3", "clip_grad_norm": 0.3}, "full"),
+    "tp in backward": ({"tp": 2, "shard": "zero3", "optimizer_in_backward": True, "clip_grad_norm": 0.3}, "full"),
+    "experts in backward": (
+        {"shard": "zero3", "ep": 2, "optimizer_in_backward": True, "clip_grad_norm": 0.3},
+        "full",
+    ),
     "experts of pairs": ({"shard": "zero3", "ep": 2, "clip_grad_norm": 0.3}, "full"),
     "experts cut": ({"shard": "zero3", "ep": 2}, "full"),
     "experts hsdp": ({"shard": "hsdp", "ep": 2}, "full"),
@@ -91,8 +97,10 @@ def trained(
     plan = Plan(**{"precision": "fp32", "optimizer": "sgd", **choices})
     replicas = world // (plan.tp * plan.pp)
     each = MICRO_BATCHES // replicas
-    trainable = tonnage.apply(plan, model, RATE, job=Job(grad_accum=each))
     mine = [step[rank // plan.tp % replicas * each :][:each] for step in steps()]
+    if plan.optimizer_in_backward:
+        mine = [[{key: torch.cat([batch[key] for batch in step]) for key in step[0]}] for step in mine]
+    trainable = tonnage.apply(plan, model, RATE, job=Job(grad_accum=len(mine[0])))
     results = [trainable.step(step) for step in mine]
     evaluation = trainable.evaluate(mine[0])
     effects = trainable.took_effect()

@@ -26,6 +26,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "fp16-mixed": {"precision": "fp16-mixed", "clip_grad_norm": 0.5},
     **{name: {"optimizer": name} for name in ("adamw-fused", "adamw-loop", "sgd", "sgd-plain", "adafactor", "muon")},
     "optimizer in backward": {"optimizer_in_backward": True},
+    "optimizer in backward, clipped": {"optimizer_in_backward": True, "clip_grad_norm": 0.5},
     **{f"states {place}": {"optimizer_offload": place} for place in ("cpu", "cpu=0.5", "nvme", "nvme=0.5")},
     "muon, states cpu": {"optimizer": "muon", "optimizer_offload": "cpu"},
     "megatron": {"precision": "megatron-bf16"},

@@ -122,6 +122,9 @@ def step_costs(shape: Shape, work: Work, cluster: Cluster, card: Card, software:
 def time_step(shape: Shape, work: Work, cluster: Cluster, software: Software) -> Timing:
     """Return the seconds of a step.  Raise CannotEstimate where a rate that matters is not known."""
     card = rates.card(cluster.device)
+    tokens = work.step_tokens
+    if work.gradients_twice:
+        work = replace(work, grad_accum=2 * work.grad_accum, averages_each=True)
     split, gathering_host = split_network(shape, work, software), gathering_host_seconds(shape, work)
     stages = stage_seconds(shape, work, cluster, card, software, split, gathering_host)
     costs = step_costs(shape, work, cluster, card, software)
@@ -142,7 +145,9 @@ def time_step(shape: Shape, work: Work, cluster: Cluster, software: Software) ->
     exchanged = m * (stages.exchange + per_micro_batch) + stalls + averaging
     bubble = busy - m * (stages.slowest + per_micro_batch + unpacking)
     compute = m * (stages.card + unpacking)
-    recompute = m * stages.again
+    repeated = compute / 2 if work.gradients_twice else 0.0
+    compute -= repeated
+    recompute = m * stages.again + repeated
     known = compute + recompute + exchanged + bubble + update + copies
     waiting = max(step - known, 0.0)
     bounds = {
@@ -152,7 +157,7 @@ def time_step(shape: Shape, work: Work, cluster: Cluster, software: Software) ->
         "host": waiting + costs.host_update,
     }
     peak = rates.peak_flops(cluster.device, work.dtype)
-    gpus, tokens = work.axes.ranks, work.step_tokens
+    gpus = work.axes.ranks
     part_waiting = waiting / step
     low, high, assumed = costs.waiting_interval if part_waiting > WAITING else costs.interval
     if part_waiting > WAITING:

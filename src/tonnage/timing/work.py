@@ -127,6 +127,8 @@ class Work:
     """Name of the optimizer, as in a Plan."""
     clipped: bool = False
     """The norm of all gradients is taken before the step."""
+    gradients_twice: bool = False
+    """Forward and backward run twice: for the norm of all gradients, and for updates in backward."""
 
     # data parallelism
     shard: str = "none"
@@ -270,6 +272,7 @@ def _work_of_plan(
         loss=_loss(plan),
         optimizer="adamw-fused" if _fuses_adamw(plan) else plan.optimizer,
         clipped=plan.clip_grad_norm is not None or conventions.clips,
+        gradients_twice=plan.optimizer_in_backward and plan.clip_grad_norm is not None,
         shard=plan.shard,
         bucketed=averages_by_ddp(plan),
         unpacked=mixed_by_fsdp and not by_zero,

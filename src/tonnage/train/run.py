@@ -348,7 +348,9 @@ class _Run:
         state.loss = result.loss if math.isfinite(result.loss) else None
         self._evaluated = self._evaluate()
         self._report(self._line(result, seconds))
-        if self._guard.must_go_back or (self._guard.bad_in_a_row and setup.plan.optimizer_in_backward):
+        plan = setup.plan
+        is_updated = plan.optimizer_in_backward and plan.clip_grad_norm is None
+        if self._guard.must_go_back or (self._guard.bad_in_a_row and is_updated):
             self._go_back()
 
     def _check_weights(self) -> None:

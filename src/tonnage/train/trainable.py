@@ -135,7 +135,7 @@ class Trainable:
 
         The loss is the mean over all labels of the step, whatever their numbers in each micro-batch and rank.
         `accepts(loss, gradient_norm)` is asked on every rank before the update; if it returns False on any, the
-        weights stay as they are.  Under optimizer-in-backward they have been updated by then.
+        weights stay as they are.  Under optimizer-in-backward without clipping they have been updated by then.
         """
         ready = self.ready
         counts, total = self._count_all(batches, self._check_step)
@@ -170,13 +170,17 @@ class Trainable:
     def _check_step(self, batches: Sequence[Batch]) -> None:
         """Raise UsageError for what cannot be this rank's micro-batches of a step."""
         plan = self.ready.step.plan
-        if plan.optimizer_in_backward and len(batches) > 1:
-            raise UsageError(
-                f"The step has {len(batches)} micro-batches, and optimizer-in-backward updates the weights in each; "
-                "give it one."
-            )
+        self._check_number(len(batches))
         if self._stages is not None:
             checks.check_micro_batches(plan, batches)
+
+    def _check_number(self, micro_batches: int) -> None:
+        """Raise UsageError for more micro-batches in a step than the plan allows."""
+        if self.ready.step.plan.optimizer_in_backward and micro_batches > 1:
+            raise UsageError(
+                f"The step has {micro_batches} micro-batches, and optimizer-in-backward updates the weights in each; "
+                "give it one."
+            )
 
     def _count_all(
         self, batches: Sequence[Batch], check: Callable[[Sequence[Batch]], None] = lambda batches: None
@@ -248,13 +252,14 @@ class Trainable:
         self._reader.check([batch])
         if self._stages is not None:
             raise UsageError("In a pipeline the micro-batches of a step run together; call step(batches).")
+        self._check_number(1 if last else 2)
         numbers = _Numbers()
         divisor = 1 / weight if weight and self._count(batch) else math.inf
         local = nullcontext() if last or ready.step.plan.accum_sync else ready.step.gradients_stay_local(ready.model)
         ready.observers.append(numbers)
         try:
             with local:
-                ready.micro_batch(ready.to_device(labels.with_a_label(batch, shifts=self._shifts)), divisor)
+                ready.step.accumulate(ready, [labels.with_a_label(batch, shifts=self._shifts)], [divisor])
         finally:
             ready.observers.remove(numbers)
         self._wait()
