@@ -92,6 +92,8 @@ def trained(choices: dict[str, Any], world: int, rank: int, folder: Path) -> tup
     assert (results[0].gradient_norm is not None) == ("clip_grad_norm" in choices)
     saved = folder / "checkpoint"
     trainable.save(saved, {"step": 3})
+    exchanging = {getattr(parameter, "ds_process_group", None) for parameter in given.parameters()} - {None}
+    assert trainable.ready.group in (exchanging or {trainable.model.data_parallel_group}), "each takes NCCL's memory"
     refused = trainable.step(mine[0], lambda loss, norm: False)
     assert refused.skipped
     last = [trainable.step(step) for step in mine[3:]]

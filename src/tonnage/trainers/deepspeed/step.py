@@ -38,8 +38,12 @@ class EngineStep(ReadyStep):
 
     @property
     def group(self) -> Any:
-        """Return the engine's group: one more of NCCL's would take memory that no estimate knows."""
-        return self.model.data_parallel_group
+        """Return the group in which the engine exchanges; another one of NCCL's would take memory of its own.
+
+        Stage 3 has the group of each divided parameter, and leaves that of the engine unused.
+        """
+        divided = (getattr(parameter, "ds_process_group", None) for parameter in self.model.parameters())
+        return next((group for group in divided if group is not None), self.model.data_parallel_group)
 
     def to_device(self, batch: Batch) -> Batch:
         """Return the batch on this rank's device, images and sounds in the compute dtype: there is no autocast."""
