@@ -56,6 +56,13 @@ def test_a_loop_with_accelerate(dry_run: Any) -> None:
 
 
 def test_a_plain_loop(dry_run: Any) -> None:
-    answer = dry_run("families.py", "llama", "--precision", "fp16-mixed")
+    answer = dry_run("families.py", "llama", "--precision", "fp16-mixed", "--accumulate", "3", "--checkpointing")
     facts = Facts.of(answer.run.traces[0])
-    assert describe_recognised(facts) == "a loop of its own, LlamaForCausalLM (139,584 parameters)"
+    seen = "a loop of its own, LlamaForCausalLM (139,584 parameters), batches of 2 x 128 tokens"
+    assert describe_recognised(facts) == seen
+    assert facts.settings == {
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 3,
+        "gradient_checkpointing": True,
+    }
+    assert "missed" not in facts.recorded, facts.recorded["missed"]

@@ -18,10 +18,17 @@ from tonnage.plans import Plan
 from tonnage.script import tries
 from tonnage.script.facts import Facts
 from tonnage.script.planning import Asked, Tried
+from tonnage.script.setting_changes import Change, Setting
 from tonnage.units import GIB
 
 CARD = 15 * GIB
-a_change: Any = object()
+a_change = Change(
+    technique="optimizer",
+    settings=(Setting(name="optim", before="y", after="x", where="flag", flag="--optim"),),
+    why="",
+    saves_bytes=None,
+    costs_seconds=None,
+)
 
 
 def run_of(peak_bytes: int, *, fits: bool = True) -> Estimate:

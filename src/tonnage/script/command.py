@@ -19,9 +19,13 @@ OWN_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "gradient_accumulation_steps": (
         *("gradient_accumulation", "grad_accumulation_steps", "grad_accumulation", "grad_accum_steps", "grad_accum"),
-        *("accumulation_steps", "accum_steps", "accumulate_grad_batches", "accumulation", "accum", "ga_steps"),
+        *("accumulation_steps", "accum_steps", "accumulate_grad_batches", "accumulation", "accumulate"),
+        *("accum", "ga_steps"),
     ),
-    "gradient_checkpointing": ("grad_checkpointing", "activation_checkpointing", "checkpointing", "grad_ckpt"),
+    "gradient_checkpointing": (
+        *("grad_checkpointing", "activation_checkpointing", "checkpointing", "grad_ckpt"),
+        *("use_gradient_checkpointing", "use_checkpointing"),
+    ),
     "optim": ("optimizer",),
 }
 """Names of settings of TrainingArguments in scripts with a parser of their own."""

@@ -21,6 +21,7 @@ from tonnage.plans import Plan
 from tonnage.trace.trace import Trace
 from tonnage.trainers.accelerate import facts as accelerate
 from tonnage.trainers.hf_trainer import facts as hf_trainer
+from tonnage.trainers.loop import facts as plain_loop
 from tonnage.trainers.trl import facts as trl
 from tonnage.units import count
 
@@ -78,14 +79,23 @@ class Facts:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """TrainingArguments as they were built; of a loop with accelerate, what stands for them."""
+        """TrainingArguments as they were built; of a script without a Trainer, what stands for them."""
+        if self.is_loop:
+            return accelerate.loop_settings(self.recorded)
+        if self.is_plain:
+            return plain_loop.settings(self.recorded)
         values: Mapping[str, Any] = self.recorded.get("arguments", {}).get("values", {})
-        return accelerate.loop_settings(self.recorded) if self.is_loop else values
+        return values
 
     @property
     def is_loop(self) -> bool:
         """True if it is a loop of its own around accelerate's Accelerator."""
         return bool(self.recorded.get("accelerator")) and not self.recorded.get("trainer")
+
+    @property
+    def is_plain(self) -> bool:
+        """True if it is a loop of its own with neither a Trainer nor an Accelerator."""
+        return not self.recorded.get("trainer") and not self.recorded.get("accelerator")
 
     @property
     def given(self) -> Sequence[str]:
@@ -213,7 +223,8 @@ def _engine(facts: Facts) -> str:
     classes = facts.recorded.get("trainer")
     if classes is None:
         raise NotUnderstood(
-            "it makes neither a Trainer nor an Accelerator, so it has no settings that are known here"
+            "it makes neither a Trainer nor an Accelerator; of its own flags those for batch size, accumulation and "
+            "checkpointing are known here"
         )
     for name in classes:
         if name in _ENGINES:

@@ -7,6 +7,7 @@ script's arguments as they are made.  So both results that are shown have been r
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,8 +35,9 @@ from tonnage.script import dry_run, launchers
 from tonnage.script.changed_command import change_command, write_line
 from tonnage.script.command import find_flag
 from tonnage.script.facts import Facts, NotUnderstood, Understood, describe_recognised, understood
-from tonnage.script.ladder import list_rungs
+from tonnage.script.ladder import list_rungs, may_suffice
 from tonnage.script.setting_changes import (
+    BATCH,
     Change,
     compute_added_seconds,
     compute_saved_bytes,
@@ -43,6 +45,7 @@ from tonnage.script.setting_changes import (
     price_step,
 )
 from tonnage.serving.lengths import Lengths
+from tonnage.shallow.depths import roomy
 from tonnage.trainers import engine_of
 from tonnage.units import format_gib
 
@@ -56,10 +59,6 @@ MOST_RUNGS: Final = 5
 
 LEAST_FURTHER: Final = 0.02
 """Fraction of the GPU that stays free in addition, at least, in the plan after one that did not fit."""
-
-
-BATCH: Final = ("per_device_train_batch_size", "gradient_accumulation_steps")
-"""Flags that a loop must have for another micro-batch."""
 
 LOOPS_NOT: Final = (
     *("shard", "tp", "pp", "cp", "ep", "accum-sync", "optimizer-in-backward", "loss", "checkpointing=selective"),
@@ -344,7 +343,7 @@ def try_changes(asked: Asked, facts: Facts, changes: Sequence[Change], progress:
         estimate=estimate,
         command=changed.command,
         environment=changed.environment,
-        settings={setting.name: setting.after for setting in changed.settings if setting.where != "environment"},
+        settings={setting.word: setting.after for setting in changed.settings if setting.where != "environment"},
         arguments=changed.arguments,
         in_code=changed.in_code,
         not_taken=tuple(changed.list_not_taken(after)),
@@ -407,19 +406,28 @@ def has_no_setting(name: str, value: Any, job: Job, plan: Plan, facts: Facts, cl
 def _try_rungs(asked: Asked, facts: Facts, why: str, common: dict[str, Any], progress: Progress) -> ScriptPlan:
     """Return the settings of the first rung of settings with which the script fits.
 
-    For a loop of the script's own these are the settings of the allocator alone.
+    For a loop of the script's own without flags that are known these are the settings of the allocator alone.
     """
     script_plan = ScriptPlan(**common, why_not=why, by_trial=facts.trainer is not None)
-    fits = script_plan.has_room(script_plan.before)
+    before, capacity_bytes = script_plan.before, asked.cluster.device.capacity_bytes
+    whole = before
+    if facts.is_plain and facts.options and not before.fits_card:
+        progress("running it on cards without a limit, to see its steps")
+        with contextlib.suppress(TrialFailed):
+            whole, facts = _run(replace(asked, cluster=roomy(asked.cluster)), asked.command, {}, progress)
+    rungs = list(list_rungs(facts, asked.command, fits=script_plan.has_room(before)))
+    if whole is not before:
+        rungs = [rung for rung in rungs if may_suffice(rung, whole.peak, capacity_bytes)]
+        script_plan = replace(script_plan, by_trial=len(rungs) > 0)
     failed: list[Refused] = []
-    for rung in itertools.islice(list_rungs(facts, asked.command, fits=fits), MOST_RUNGS):
+    for rung in itertools.islice(rungs, MOST_RUNGS):
         words = "; ".join(str(setting) for change in rung for setting in change.settings)
         try:
             after = try_changes(asked, facts, rung, progress)
         except TrialFailed as error:
             failed.append(Refused(what=words, why=str(error)))
             continue
-        changes = _with_saved_bytes(rung, script_plan.before, after.estimate)
+        changes = _with_saved_bytes(rung, whole, after.estimate)
         script_plan = replace(script_plan, changes=changes, after=after)
         if script_plan.has_room(after.estimate):
             break

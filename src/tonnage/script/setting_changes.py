@@ -31,6 +31,9 @@ Where = Literal["flag", "launcher", "argument", "environment"]
 LAUNCHERS: Final = ("mixed_precision",)
 """Settings that `accelerate launch` gives a loop that does not set them itself, by the names of its flags."""
 
+BATCH: Final = ("per_device_train_batch_size", "gradient_accumulation_steps")
+"""Settings whose product is the number of sequences of a step on each GPU."""
+
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "allocator": ("allocator",),
     "optimizer": ("optimizer",),
@@ -45,6 +48,7 @@ WHY: Final[Mapping[str, str]] = {
     **EFFECTS,
     "precision": "matrix products run in fewer bits, which rounds differently",
     "batch": "as many sequences a step, in other micro-batches",
+    "rows": "fewer sequences a step, which changes what is trained: the script has no flag for accumulation",
 }
 """Effect of each group, in words."""
 
@@ -70,6 +74,12 @@ class Setting:
     parts: Mapping[str, Any] | None = None
     """The parts that change, of a setting that is a mapping."""
 
+    @property
+    def word(self) -> str:
+        """Return its name, or the flag if that has another one."""
+        flag = self.flag or ""
+        return flag if flag and flag.lstrip("-").replace("-", "_") != self.name else self.name
+
     def __str__(self) -> str:
         name = self.flag or self.name
         if self.where == "environment":
@@ -84,7 +94,7 @@ class Change:
     """Settings that change together, and the effect."""
 
     technique: str
-    """A key of GROUPS."""
+    """A key of WHY."""
     settings: tuple[Setting, ...]
     """The settings, by the script's own names."""
     why: str

@@ -29,7 +29,7 @@ from tonnage.planner.solution import Candidate
 from tonnage.planner.trial_runner import TrialRunner
 from tonnage.script import dry_run, engine_advice
 from tonnage.script.facts import Facts, NotUnderstood, Understood, understood
-from tonnage.script.ladder import list_rungs
+from tonnage.script.ladder import list_rungs, may_suffice
 from tonnage.script.planning import Asked, Tried, can_set_batch, can_shard, has_no_setting, try_changes
 from tonnage.script.setting_changes import Change, list_setting_changes
 from tonnage.shallow.depths import roomy
@@ -161,7 +161,9 @@ def _list_attempts(asked: Asked, facts: Facts, whole: Estimate, progress: Progre
 
     Where none is, those that come nearest, on cards without a limit, and the script as it is on a card that holds it.
     """
-    rungs = [_Attempt(asked, rung) for rung in list_rungs(facts, asked.command, fits=False)]
+    card = asked.cluster.device.capacity_bytes
+    possible = [rung for rung in list_rungs(facts, asked.command, fits=False) if may_suffice(rung, whole.peak, card)]
+    rungs = [_Attempt(asked, rung) for rung in possible]
     try:
         now = understood(facts)
     except NotUnderstood:
@@ -231,7 +233,11 @@ def _as_advice(outcome: _Outcome, asked: Asked, whole: Estimate) -> Advice:
         peak_bytes=tried.estimate.peak.process_bytes,
         gain_bytes=whole.peak.process_bytes - tried.estimate.peak.process_bytes,
         step_seconds=tried.estimate.time.get("step_seconds"),
-        changes_mathematics=not _MATHEMATICS.isdisjoint(tried.settings),
+        changes_mathematics=any(
+            change.technique == "rows" or setting.name in _MATHEMATICS
+            for change in outcome.attempt.changes
+            for setting in change.settings
+        ),
         host_bytes=tried.estimate.host.machine_bytes,
         is_tight=fits and tried.estimate.is_tight,
     )

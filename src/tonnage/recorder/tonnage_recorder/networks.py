@@ -32,14 +32,17 @@ class Networks:
         self._is_outdated = False
         self._loose_elements = 0
 
-    def add(self, root: Any) -> None:
-        """Learn the names inside a module that was called from outside any other, and count what it owns."""
+    def add(self, root: Any, given: tuple[Any, ...] = ()) -> None:
+        """Learn the names inside a module that was called from outside any other, and count what it owns.
+
+        `given`: the arguments of the call that have no names.
+        """
         self.names.update({id(module): name for name, module in root.named_modules()})
         parameters = list(root.parameters())
         for parameter in parameters:
             self._claims.parameters[id(parameter)] = weakref.ref(parameter)
         if self.script is not None:
-            self.script.meet(root)
+            self.script.meet(root, given)
         self.roots[root] = describe_network(root, parameters)
         if not self._is_trained_found and self.roots[root]["parameters"] >= self.model.get("parameters", 0):
             self.model = self.roots[root]

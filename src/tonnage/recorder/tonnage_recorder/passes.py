@@ -32,7 +32,7 @@ class Passes:
         """Return whether this thread is inside a module or a backward pass runs."""
         return bool(self._stack() or self.backward_depth)
 
-    def enter(self, module: Any, _args: Any) -> None:
+    def enter(self, module: Any, given: Any) -> None:
         """Mark that a module's forward begins, and claim its parameters."""
         if self.torch.compiler.is_compiling():
             return
@@ -40,7 +40,7 @@ class Passes:
         phase = stack[-1][1] if stack else self._begin_forward(module)
         is_unknown = phase != "recompute" and not stack and module not in self._networks.roots
         if is_unknown:
-            self._networks.add(module)
+            self._networks.add(module, given)
         name = self._networks.names.get(id(module))
         if name is None:
             name = type(module).__name__

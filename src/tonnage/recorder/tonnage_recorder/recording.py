@@ -178,6 +178,7 @@ class Recording:
         if watch.script is not None:
             watch.script.facts |= {
                 "idle_elements": watch.idle_elements(),
+                "passes_a_step": watch.passes_a_step,
                 "loops": list(watch.loops.rows),
                 "counted_marks": self._counted_marks,
                 "complete": self._is_complete,

@@ -25,6 +25,7 @@ class Script:
 
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {}
+        self._largest = 0
         self.settings: dict[str, Any] = json.loads(os.environ.get("TONNAGE_SETTINGS", "{}"))
 
     def listen(self) -> None:
@@ -170,14 +171,33 @@ class Script:
         batch["tokens"] = max(batch["tokens"], int(shape[1]))
         batch["least_tokens"] = min(batch["least_tokens"], int(shape[1]))
 
-    def meet(self, root: Any) -> None:
-        """Note a module that is called from outside any other: without a trainer, the largest is the network."""
-        self._safely(self._meet)(root)
+    def meet(self, root: Any, given: tuple[Any, ...]) -> None:
+        """Note a module that is called from outside any other: without a trainer, the largest is the network.
 
-    def _meet(self, root: Any) -> None:
-        found = None if "trainer" in self.facts or "accelerator" in self.facts else network(root)
+        `given`: the arguments of its first call that have no names.
+        """
+        self._safely(self._meet)(root, given)
+
+    def _meet(self, root: Any, given: tuple[Any, ...]) -> None:
+        if "trainer" in self.facts or "accelerator" in self.facts:
+            return
+        found = network(root)
         if found is not None and _elements(found) >= _elements(self.facts.get("network", _NOTHING)):
             self.facts["network"] = found
+        size = sum(elements(parameter) for parameter in root.parameters())
+        if size >= self._largest:
+            self._largest = size
+            self._note_rows(given)
+            if found is not None and not given:
+                _with_first_input(root, self._safely(self._note_rows))
+
+    def _note_rows(self, given: tuple[Any, ...]) -> None:
+        """Note the rows of the first tensor, and the tokens of a row of words."""
+        first = next((one for one in given if len(getattr(one, "shape", ())) > 1), None)
+        if first is not None:
+            self.facts["rows"] = int(first.shape[0])
+            if not first.is_floating_point():
+                self.note_batch({"input_ids": first})
 
     def _safely(self, hear: Callable[..., None]) -> Callable[..., None]:
         """Return a listener whose errors are noted in `missed`, so that the script runs as it does alone."""
@@ -258,6 +278,24 @@ def _with_words(module: Any, hear: Callable[[Any], None]) -> None:
         hear(kwargs)
 
     module.register_forward_pre_hook(called, with_kwargs=True)
+
+
+def _with_first_input(root: Any, hear: Callable[[Any], None]) -> None:
+    """Call `hear` with what comes first to the embedding of a network of transformers, and leave no hook in it.
+
+    Compiled code is left alone: it would be compiled with the hook.
+    """
+    modules = list(root.modules())
+    if any(hasattr(one, "_orig_mod") or one._compiled_call_impl is not None for one in modules):
+        return
+    network = next(one for one in modules if hasattr(one, "get_input_embeddings"))
+    embedding = network.get_input_embeddings()
+
+    def called(_module: Any, given: Any) -> None:
+        handle.remove()
+        hear(given)
+
+    handle = embedding.register_forward_pre_hook(called)
 
 
 def _before(kind: Any, name: str, hear: Callable[..., None]) -> None:

@@ -42,6 +42,8 @@ class Steps:
         """True once a backward pass has ended in this step."""
         self.backward_passes = 0
         """Backward passes of this step."""
+        self.passes_a_step = 0
+        """Backward passes of the last whole step."""
         self.updating: weakref.ref[Any] | None = None
         """The optimizer that is in its `step` now."""
         self.loops = Loops(marks, self.optimizers, stop_after, self.count_made, self._is_enough)
@@ -82,7 +84,7 @@ class Steps:
         self.optimizers.begin_step()
         self._networks.update_model()
         self.is_stepped = self.is_backward_seen = False
-        self.backward_passes = 0
+        self.passes_a_step, self.backward_passes = self.backward_passes, 0
         self._marks.steps += 1
         self._on_step(self._marks.steps)
         if self._is_enough(self._marks.steps):

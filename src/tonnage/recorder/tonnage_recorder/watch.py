@@ -104,6 +104,11 @@ class Watch:
         return self.steps + self._steps.is_stepped
 
     @property
+    def passes_a_step(self) -> int:
+        """Backward passes of the last whole step; 0 before there was one."""
+        return self._steps.passes_a_step
+
+    @property
     def model(self) -> dict[str, Any]:
         """Description of the network that is trained."""
         return self._networks.model
