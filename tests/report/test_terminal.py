@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 import estimates
-from tonnage.estimates.estimate import Coverage, Host, Moment
-from tonnage.report.terminal import render
+from tonnage.estimates.estimate import Advice, Coverage, Host, Moment
+from tonnage.report import wording
+from tonnage.report.html import page
+from tonnage.report.terminal import render, render_suggestions
 from tonnage.units import GIB, MIB
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -166,3 +168,15 @@ def test_many_different_ranks_are_cut_off():
     )
     text = render(replace(estimates.fitting(), ranks=ranks))
     assert "1012 more rows in --json" in text
+
+
+@pytest.mark.parametrize(("change", "listed"), [({"gpu": "l4"}, True), ({"loss": "fused"}, False)])
+def test_what_may_help_is_listed_where_no_change_of_the_job_was_tried(change, listed):
+    """Another card is no such change."""
+    amounts = {"peak_bytes": 20 * GIB, "gain_bytes": 0, "step_seconds": None}
+    tried = Advice(change=change, command="tonnage ...", fits=True, changes_mathematics=False, **amounts)
+    short = replace(estimates.full_card(), advice=(tried,))
+    text = render(short)
+    assert (wording.ADVICE_TITLE in text, wording.ADVICE_TITLE in page(short)) == (listed, listed)
+    assert bool(render_suggestions(short)) is listed
+    assert text.endswith("The first one again:\n  tonnage ...\n")

@@ -110,3 +110,14 @@ def test_where_nothing_fits_the_nearest_and_a_card_that_holds_it_are_run(monkeyp
         (True, {"gpu": "l4"}, 0),
     ]
     assert shown[1].command == "tonnage dry-run --gpu l4 -- python train.py"
+
+
+def test_a_loop_without_flags_is_run_on_a_card_that_holds_it() -> None:
+    """Only if the card is what is short."""
+    asked = Asked(command=["python", "train.py"], cluster=parse_cluster("2xt4"), stated={})
+    for needed, cards in ((20 * GIB, ["NVIDIA L4"]), (CARD - 4 * GIB, [])):
+        whole = run_of(needed)
+        whole = replace(whole, peak=replace(whole.peak, by_category={"parameter": needed}))
+        attempts = tries._list_attempts(asked, Facts(), whole, print)
+        larger = [one.asked.cluster for one in attempts if not one.changes]
+        assert [(one.device.name, one.gpus) for one in larger] == [(card, 2) for card in cards]

@@ -9,20 +9,19 @@ from typing import Any, Final
 from tonnage.advice.changes import Change
 from tonnage.case import Case
 from tonnage.catalog.devices import find_device
-from tonnage.cluster import GPUS_PER_NODE
+from tonnage.cluster import GPUS_PER_NODE, Cluster
 from tonnage.estimates.estimate import Peak
 from tonnage.mesh import SHARDING
 from tonnage.planner.nearest import CARDS, DOUBLINGS
 
 
-def list_cards(case: Case, peak: Peak) -> Iterator[Change]:
-    """Yield the larger cards of the catalog that may hold the case as it is, smallest first."""
-    cluster, least = case.cluster, peak.process_bytes - peak.by_category.get("cached", 0)
+def list_cards(cluster: Cluster, peak: Peak) -> Iterator[Cluster]:
+    """Yield as many of the larger cards of the catalog that may hold a rank as it is, smallest first."""
+    least = peak.process_bytes - peak.by_category.get("cached", 0)
     for name in CARDS:
         device = find_device(name)
         if device.capacity_bytes > max(cluster.device.capacity_bytes, least):
-            larger = replace(cluster, device=device, network_bytes_per_second=None)
-            yield Change(options={}, cluster=larger)
+            yield replace(cluster, device=device, network_bytes_per_second=None)
 
 
 def list_clusters(case: Case, peak: Peak) -> Iterator[Change]:

@@ -338,10 +338,8 @@ class Trials:
 
     def _try_hardware(self) -> None:
         """Run the case as it is on larger cards, and sharded on more of the same, until the first of each fits."""
-        kinds = [
-            self._apply(changes)
-            for changes in (list_cards(self._case, self._peak), list_clusters(self._case, self._peak))
-        ]
+        cards = (Change(options={}, cluster=one) for one in list_cards(self._case.cluster, self._peak))
+        kinds = [self._apply(changes) for changes in (cards, list_clusters(self._case, self._peak))]
         while kinds:
             each = max(1, self._runner.worker_count // len(kinds))
             waves = [list(itertools.islice(kind, each)) for kind in kinds]

@@ -94,8 +94,8 @@ def deliver(
     if complete is not None:
         estimate = complete()
         if not wanted.json:
-            advice = render_advice(estimate, **view) or render_suggestions(estimate, **view)
-            emit("\n" + advice, colours=True)
+            parts = (render_suggestions(estimate, **view), render_advice(estimate, **view))
+            emit("".join(f"\n{part}" for part in parts if part), colours=True)
     if wanted.json:
         print_json(estimate.to_json())
     if wanted.save is not None:

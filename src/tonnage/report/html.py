@@ -85,7 +85,7 @@ def _out_of_memory(estimate: Estimate) -> Iterator[str]:
         yield f"<p>{text(' '.join(oom.message.split()))}</p>"
         if oom.stack:
             yield "<pre>" + "\n".join(text(frame) for frame in wording.frames(oom.stack)) + "</pre>"
-    if not estimate.advice and (suggestions := suggest(estimate)):
+    if not wording.has_own_advice(estimate) and (suggestions := suggest(estimate)):
         yield f"<h3>{wording.ADVICE_TITLE}</h3>"
         yield table((), [(f"<code>{text(item.what)}</code>", text(item.why)) for item in suggestions])
 

@@ -50,9 +50,10 @@ def render_advice(estimate: Estimate, *, width: int = 100, colour: bool = False,
 
 
 def render_suggestions(estimate: Estimate, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
-    """Return what may help by the numbers of an estimate, as `render` would; empty if there is nothing."""
+    """Return what may help by the numbers of an estimate, as `render` would; empty if there is nothing, or better."""
     canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
-    return draw(_suggestions(estimate), canvas) if suggest(estimate) else ""
+    is_wanted = not wording.has_own_advice(estimate) and suggest(estimate)
+    return draw(_suggestions(estimate), canvas) if is_wanted else ""
 
 
 def _command(estimate: Estimate) -> str:
@@ -70,10 +71,10 @@ def _parts(estimate: Estimate, canvas: Canvas, suggests: bool) -> Iterator[Text 
     yield from _phases(estimate, canvas)
     yield from _ranks(estimate, canvas)
     yield _facts(estimate)
+    if suggests and not wording.has_own_advice(estimate):
+        yield from _suggestions(estimate)
     if estimate.advice:
         yield from _advice(estimate, canvas)
-    elif suggests:
-        yield from _suggestions(estimate)
 
 
 # ---- the verdict -----------------------------------------------------------------------------------------------

@@ -221,6 +221,11 @@ def _lacks_host(estimate: Estimate) -> bool:
     return estimate.fits_card and not estimate.host.fits
 
 
+def has_own_advice(estimate: Estimate) -> bool:
+    """Return True if a change was tried on the cards that were asked for."""
+    return any("gpu" not in advice.change for advice in estimate.advice)
+
+
 def advice_title(estimate: Estimate) -> str:
     """Return the title of the table of changes that were tried."""
     if estimate.serving is not None:

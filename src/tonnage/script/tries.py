@@ -18,6 +18,7 @@ from typing import Final
 from tonnage.advice.advise import WORKERS
 from tonnage.advice.changes import Change as Options
 from tonnage.advice.changes import apply
+from tonnage.advice.hardware import list_cards
 from tonnage.advice.trials import Trials
 from tonnage.advice.trials import Tried as TriedOptions
 from tonnage.case import Case
@@ -168,6 +169,9 @@ def _list_attempts(asked: Asked, facts: Facts, whole: Estimate, progress: Progre
         now = understood(facts)
     except NotUnderstood:
         yield from rungs
+        if whole.peak.process_bytes > card:
+            larger = list_cards(asked.cluster, whole.peak)
+            yield from (_Attempt(replace(asked, cluster=cluster), ()) for cluster in itertools.islice(larger, 1))
         return
     present = Candidate(job=now.job, plan=now.plan)
     best = _try_in_process(asked, facts, now, whole, progress)
