@@ -50,6 +50,19 @@ class Script:
                     }
 
         _before(argparse.ArgumentParser, "parse_known_args", self._safely(parsed))
+        for module in ("click.core", "typer._click.core"):
+            after_import(module, self._hear_click)
+
+    def _hear_click(self, module: ModuleType) -> None:
+        def parsed(command: Any, *_: Any, **__: Any) -> None:
+            known = self.facts.setdefault("options", {})
+            for option in command.params:
+                default = option.default if isinstance(option.default, bool | int | str) else None
+                kind = "storetrue" if getattr(option, "is_flag", False) else "store"
+                for name in option.opts if option.param_type_name == "option" else ():
+                    known[name] = {"dest": option.name, "action": kind, "nargs": None, "default": default}
+
+        _before(module.Command, "parse_args", self._safely(parsed))
 
     def _hear_arguments(self, module: ModuleType) -> None:
         def made(arguments: Any) -> None:
