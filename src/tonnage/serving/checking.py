@@ -21,12 +21,11 @@ from tonnage.serving.cache_layers import read_layers
 from tonnage.serving.loading import BITSANDBYTES
 from tonnage.serving.network import ServedNetwork, read_network
 from tonnage.serving.quantization import NONE, Quantization, describe_format, find_quantization
-from tonnage.serving.stored_weights import stored_bytes
+from tonnage.serving.stored_weights import Share, stored_bytes
 
 PROMPT: Final = 8
 """Tokens of the prompt."""
 
-_ALL_LAYERS: Final = range(10**5)
 _SCALES: Final = re.compile(r"\.(?:nested_)?(?:absmax|quant_map|quant_state|SCB)")
 """Tensors of a checkpoint that bitsandbytes keeps beside the weights."""
 
@@ -194,7 +193,8 @@ def _cache_bytes(network: ServedNetwork, tokens: int) -> int | None:
 
 def _weights_bytes(network: ServedNetwork, wanted: Quantization) -> int:
     """Return the bytes of the weights in a format, with its scales."""
-    return sum(stored_bytes(network.stored, wanted, network.published, tp=1, stage=_ALL_LAYERS).values())
+    whole = Share(tied=network.shape is not None and network.shape.tied)
+    return sum(stored_bytes(network.stored, wanted, network.published, whole).values())
 
 
 def _unseen_bytes(network: ServedNetwork, wanted: Quantization) -> int:

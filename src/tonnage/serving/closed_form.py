@@ -33,9 +33,10 @@ from tonnage.serving.kv_cache import LayerCache, Layout, Pool, Request, lay_out,
 from tonnage.serving.network import ServedNetwork
 from tonnage.serving.profile import ProfilePeak, context_tokens, cublas_workspace_bytes, profile_peak
 from tonnage.serving.settings import FullSettings, ServeSettings, complete
-from tonnage.serving.stored_weights import stored_bytes
+from tonnage.serving.stored_weights import Share, stored_bytes
 from tonnage.serving.transformers_cache import PAGE_TOKENS, plan_sectors
-from tonnage.serving.weights import list_weights
+from tonnage.serving.weights import MADE_AT_START, list_weights
+from tonnage.timing.shape import Shape
 from tonnage.units import GIB, format_gib
 
 SOURCE: Final = "closed form"
@@ -197,12 +198,7 @@ def _stage_memory(
     stage, stated = stages[index], full.stated
     weights = sum(_by_part(network, full, stage).values())
     facts = _profile_facts(network, full, layers)
-    shape = network.shape
-    if shape is None:
-        raise CannotEstimate(
-            f"The layers of a {network.config.get('model_type')!r} network are not known, so neither is the peak of "
-            "a step; run its engine: tonnage dry-run --gpu NAME -- vllm serve MODEL."
-        )
+    shape = _known_shape(network)
     samples = index == len(stages) - 1
     profile = profile_peak(
         shape,
@@ -270,35 +266,57 @@ def _by_part(network: ServedNetwork, full: FullSettings, stage: range) -> dict[s
         raise UsageError(f"--tp {stated.tp}: {error}.") from None
 
 
+def _known_shape(network: ServedNetwork) -> Shape:
+    """Return the widths of the layers.  Raises CannotEstimate where they, or the weights, are not known."""
+    kind = network.config.get("model_type")
+    if not network.stored and (network.shape is None or network.tower_elements is None):
+        raise CannotEstimate(
+            f"The weights of a {kind!r} network are not known; give its folder with safetensors files."
+        )
+    if network.shape is None:
+        raise CannotEstimate(
+            f"The layers of a {kind!r} network are not known, so neither is the peak of a step; run its engine: "
+            "tonnage dry-run --gpu NAME -- vllm serve MODEL."
+        )
+    return network.shape
+
+
 def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int) -> dict[str, int]:
     """Return the bytes of the network's own weights.  Raises ValueError for degrees that do not divide them."""
-    stated = full.stated
-    if network.stored:
-        return stored_bytes(network.stored, full.quantization, network.published, tp=stated.tp, stage=stage)
-    if network.shape is None or network.tower_elements is None:
-        raise CannotEstimate(
-            f"The weights of a {network.config.get('model_type')!r} network are not known; give its folder with "
-            "safetensors files."
-        )
-    tp = stated.tp * (stated.dp if network.shape.experts and stated.ep == 1 else 1)
+    stated, shape = full.stated, _known_shape(network)
+    expert_tp = stated.tp * (stated.dp if shape.experts and stated.ep == 1 else 1)
     weights = list_weights(
-        network.shape,
+        shape,
         tp=stated.tp,
-        expert_tp=tp,
+        expert_tp=expert_tp,
         ep=ep,
         layers=stage,
         positions=network.rotary_positions if full.engine.name == "vllm" else 0,
         rotary_tables=network.rotary_tables,
         padded_experts=full.quantization.name == "mxfp4",
     )
-    parts: dict[str, int] = {}
+    if network.stored:
+        share = Share(
+            layers=stage,
+            is_last=stage.stop == shape.layers,
+            tp=stated.tp,
+            experts=ep if ep > 1 else expert_tp,
+            kv_heads=shape.kv_heads,
+            tied=shape.tied,
+        )
+        parts = stored_bytes(network.stored, full.quantization, network.published, share)
+        if full.quantization.experts_only:  # the engine pads them
+            parts["experts"] = sum(weight.bytes(full.quantization) for weight in weights if weight.kind == "expert")
+        made = [weight for weight in weights if weight.name in MADE_AT_START and not network.is_rough]
+        return {**parts, **{weight.name: weight.bytes(full.quantization) for weight in made}}
+    parts = {}
     for weight in weights:
         parts[weight.name] = parts.get(weight.name, 0) + weight.bytes(full.quantization)
     if network.tower_elements and stage.start == 0:
         parts["towers"] = 2 * network.tower_elements  # vLLM leaves them whole where their heads do not divide
         levels = len(dict(network.config.get("vision_config") or {}).get(_LEVELS) or ())
         if full.engine.name == "vllm":
-            parts["towers"] += 2 * levels * full.max_batched_tokens * network.shape.hidden
+            parts["towers"] += 2 * levels * full.max_batched_tokens * shape.hidden
     return parts
 
 

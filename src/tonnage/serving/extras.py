@@ -16,7 +16,7 @@ from tonnage.serving.facts import has_adapter_words
 from tonnage.serving.kv_cache import BLOCK_TOKENS, LayerCache, heads_on_rank
 from tonnage.serving.network import ServedNetwork
 from tonnage.serving.settings import ADAPTER_RANKS, DRAFTS_WITHOUT_NETWORK, FullSettings, ServeSettings
-from tonnage.serving.stored_weights import stored_bytes
+from tonnage.serving.stored_weights import Share, stored_bytes
 from tonnage.serving.weights import Weight, list_weights
 from tonnage.timing.shape import Shape
 
@@ -115,7 +115,7 @@ def extra_weights(network: ServedNetwork, full: FullSettings, stage: range, *, e
         weights = list(list_adapters(shape, full, ep=ep, layers=len(stage), words=words))
         parts["adapters"] = sum(weight.bytes(full.quantization) for weight in weights)
     if stated.draft == "mtp" and network.stored:
-        parts["draft"] = stored_draft_bytes(network, full)
+        parts["draft"] = stored_draft_bytes(network, full, ep=ep)
     elif stated.draft == "mtp" and shape is not None:
         layer = predicting_weights(shape, full, ep=ep)
         parts["draft"] = count_predicting(network) * sum(weight.bytes(full.quantization) for weight in layer)
@@ -128,13 +128,12 @@ def extra_weights(network: ServedNetwork, full: FullSettings, stage: range, *, e
     return parts
 
 
-def stored_draft_bytes(network: ServedNetwork, full: FullSettings) -> int:
+def stored_draft_bytes(network: ServedNetwork, full: FullSettings, *, ep: int) -> int:
     """Return the bytes of a folder's layers that predict further tokens: behind the last one, or named `mtp`."""
     first = 0 if network.shape is None else network.shape.layers
     behind = range(first, first + count_predicting(network))
-    found = stored_bytes(
-        network.stored, full.quantization, network.published, tp=full.stated.tp, stage=behind, further=True
-    )
+    share = Share(layers=behind, tp=full.stated.tp, experts=max(ep, full.stated.tp))
+    found = stored_bytes(network.stored, full.quantization, network.published, share, further=True)
     return sum(found.values())
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import ceil, prod
 from typing import Final
 
@@ -12,53 +13,94 @@ _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,5})\.")
 _FURTHER: Final = re.compile(r"(?:^|\.)mtp\.")
 """Tensors of layers that predict further tokens, which engines load only to draft with them."""
 _EXPERT: Final = re.compile(r"\bexperts?\b")
+_KEYS: Final = re.compile(r"\b[kv]_proj\b")
+_WHOLE: Final = re.compile(r"\brouter\b|(?:mlp|moe)\.gate\.|\b(?:q_a_proj|kv_a_proj\w*)\b")
+"""Matrices that every tensor-parallel rank holds whole: routers, and what compresses for latent attention."""
 _KEPT: Final = re.compile(
     r"norm|embed|lm_head|router|(?:mlp|moe)\.gate\.|rotary|vision|visual|audio|tower|conv|wte|wpe"
 )
 """Tensors that formats leave unquantized: embeddings, head, norms, routers, towers, convolutions."""
 
+_SCALES: Final = re.compile(r"scale|absmax|SCB|quant_map")
+"""Scales of quantized weights, which keep their dtype; bitsandbytes has them in vectors."""
+
 _FLOATS: Final = ("BF16", "F16", "F32")
 """Dtypes that an engine casts to the 16 bits it computes with."""
+
+ALL_LAYERS: Final = range(10**5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """The part of a folder's tensors that one rank holds; by default all of them."""
+
+    layers: range = ALL_LAYERS
+    """Layers of its pipeline stage."""
+    is_last: bool = True
+    """True if the stage has the head."""
+    tp: int = 1
+    """Ranks that share each matrix."""
+    experts: int = 1
+    """Ranks that share all experts of a layer: whole ones, or a part of each."""
+    kv_heads: int | None = None
+    """Key and value heads: more ranks than these hold copies.  None: as many as there are ranks."""
+    tied: bool = False
+    """True if the head is the embedding, also where the folder has both."""
+
+    def has(self, name: str, layer: int | None) -> bool:
+        """Return True if the rank holds a part of this tensor, of a layer or (None) of none."""
+        if layer is not None:
+            return layer in self.layers
+        if "lm_head" in name:
+            return self.is_last and not self.tied
+        return "embed" not in name or not self.layers.start or (self.is_last and self.tied)
+
+    def parts(self, name: str, *, is_expert: bool) -> int:
+        """Return among how many ranks a matrix is divided."""
+        if is_expert:
+            return self.experts
+        if _WHOLE.search(name):
+            return 1
+        return min(self.tp, self.kv_heads or self.tp) if _KEYS.search(name) else self.tp
 
 
 def stored_bytes(
     tensors: Iterable[StoredTensor],
     wanted: Quantization,
     published: Quantization,
+    share: Share,
     *,
-    tp: int,
-    stage: range,
     further: bool = False,
 ) -> dict[str, int]:
     """Return the bytes of one rank's weights by part: `layers`, `experts` and `others`.
 
-    Floating-point tensors count 16 bits an element.  If `wanted` is not the published format, the matrices of layers
-    are quantized so.  Matrices are divided among `tp` ranks, vectors are whole on each.  `further`: only the layers
-    that predict further tokens, which are those of the stage or named so.
+    Floating-point tensors but for scales count 16 bits an element.  If `wanted` is not the published format, the
+    matrices of layers are quantized so.  Vectors other than scales are whole on each rank.  `further`: only the
+    layers that predict further tokens, which are those of the share or named so.
     """
     parts = {"layers": 0, "experts": 0, "others": 0}
     for tensor in tensors:
-        layer, is_further = _LAYER.search(tensor.name), _FURTHER.search(tensor.name) is not None
+        matched, is_further = _LAYER.search(tensor.name), _FURTHER.search(tensor.name) is not None
+        layer = None if matched is None else int(matched[1])
         if is_further or further:
-            if not further or not (is_further or (layer is not None and int(layer[1]) in stage)):
+            if not further or not (is_further or (layer is not None and layer in share.layers)):
                 continue
-        elif layer is None:
-            if stage.start and "embed" in tensor.name:
-                continue  # the first stage has it
-        elif int(layer[1]) not in stage:
+        elif not share.has(tensor.name, layer):
             continue
         kept = _KEPT.search(tensor.name) is not None or layer is None
-        part = "others" if kept else "experts" if _EXPERT.search(tensor.name) else "layers"
-        parts[part] += _tensor_bytes(tensor, wanted, published, tp, is_quantized=not kept)
+        is_expert = not kept and _EXPERT.search(tensor.name) is not None
+        part = "others" if kept else "experts" if is_expert else "layers"
+        is_divided = len(tensor.shape) > 1 or is_expert or "absmax" in tensor.name
+        divided = share.parts(tensor.name, is_expert=is_expert) if is_divided else 1
+        parts[part] += _tensor_bytes(tensor, wanted, published, divided, is_quantized=not kept)
     return {name: size for name, size in parts.items() if size}
 
 
 def _tensor_bytes(
-    tensor: StoredTensor, wanted: Quantization, published: Quantization, tp: int, *, is_quantized: bool
+    tensor: StoredTensor, wanted: Quantization, published: Quantization, divided: int, *, is_quantized: bool
 ) -> int:
     is_matrix = len(tensor.shape) > 1
-    divided = tp if is_matrix else 1
-    if tensor.dtype not in _FLOATS:
+    if tensor.dtype not in _FLOATS or _SCALES.search(tensor.name):
         return ceil(tensor.bytes / divided)
     if is_matrix and is_quantized and wanted.name != published.name and wanted.bits < 16:
         *stacked, rows, columns = tensor.shape

@@ -21,6 +21,8 @@ _EXPERT_MULTIPLE: Final = 256
 """Inner width of MXFP4 experts is padded to a multiple of this on each rank: vLLM's load of gpt-oss-20b takes 13.47
 GiB for 12.8 unpadded."""
 
+MADE_AT_START: Final = ("rotation table", "latent up, absorbed")
+"""Weights that an engine makes of others when it starts: no file has them."""
 
 _ROUNDING_BYTES: Final = 512
 """Multiple of bytes of a block of torch's allocator."""
