@@ -132,6 +132,19 @@ def test_each_complete_prompt_gets_one_token_that_ends_nothing():
     assert policy.used == ["sampled"]
 
 
+def test_the_scales_of_an_8_bit_cache_are_positive():
+    class BaseKVCacheMethod:
+        def process_weights_after_loading(self, layer):
+            assert layer.k_scale > 0.0
+            return layer.k_scale.to("cpu").tolist()
+
+    serving.patch_cache_scales(SimpleNamespace(torch=torch), SimpleNamespace(BaseKVCacheMethod=BaseKVCacheMethod))
+    layer = torch.nn.Module()
+    layer.k_scale = torch.nn.Parameter(torch.zeros(()), requires_grad=False)
+    assert BaseKVCacheMethod().process_weights_after_loading(layer) == 1.0
+    assert not hasattr(layer, "v_scale")
+
+
 @pytest.mark.parametrize("completes", ["resolve_once", "__post_init__"])
 @pytest.mark.parametrize("has_tokenizer", [True, False])
 def test_sglang_reads_no_weights_and_needs_no_tokenizer(tmp_path, completes, has_tokenizer):

@@ -11,6 +11,7 @@ from tonnage.catalog.models import find_model
 from tonnage.catalog.overheads import overheads
 from tonnage.errors import CannotEstimate, UnreadableModel, UsageError
 from tonnage.serving.closed_form import estimate_serving
+from tonnage.serving.exports import vllm_words
 from tonnage.serving.facts import (
     estimated_graphs,
     graphs,
@@ -55,6 +56,39 @@ def test_fp8_keys_and_values_hold_twice_the_tokens_in_the_same_pool():
     )
     assert half.kv_cache_bytes == plain.kv_cache_bytes
     assert half.kv_cache_tokens == pytest.approx(2 * plain.kv_cache_tokens, abs=32)
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
+        {"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}},
+    ],
+    ids=lambda stated: stated["quant_method"],
+)
+def test_a_checkpoint_may_say_that_keys_and_values_are_fp8(stated, tmp_path):
+    """0.33.0 on the ghost: 1,010,816 tokens, of a compressed-tensors checkpoint of Llama 8B with such a scheme."""
+    config = find_model("llama-3.1-8b").config()
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": stated}))
+    sizes = {"max_len": 8192, "max_batched_tokens": 16_384, "eager": True}
+    answer = ask(tmp_path, "h100-80gb", **sizes)
+    assert answer.serving.kv_cache_tokens == pytest.approx(1_010_816, rel=0.005)
+    assert any("as the checkpoint says" in text for text in answer.assumed)
+    plain = ask(tmp_path, "h100-80gb", kv_dtype="bf16", **sizes)
+    assert plain.serving.kv_cache_tokens == pytest.approx(answer.serving.kv_cache_tokens / 2, abs=16)
+    assert "--kv-cache-dtype bfloat16" in " ".join(vllm_words(plain))
+    assert "--kv-cache-dtype" not in vllm_words(answer)
+
+
+def test_some_kinds_are_computed_in_fp32_where_a_card_has_no_bf16():
+    """0.33.0 on the ghost: 9.77 GiB of weights and 10,251 tokens on a T4."""
+    sizes = {"max_len": 4096, "max_batched_tokens": 8192, "eager": True}
+    answer = ask("gemma-2-2b", "t4", **sizes)
+    assert answer.serving.weights_bytes / GIB == pytest.approx(9.77, abs=0.01)
+    assert answer.serving.kv_cache_tokens == pytest.approx(10_251, rel=0.015)
+    assert "vllm 0.33.0 computes such a network in fp32 on a card without bf16" in answer.assumed
+    for model, gpu in (("gemma-2-2b", "l4"), ("qwen3-1.7b", "t4")):
+        assert not any("fp32" in text for text in ask(model, gpu, **sizes).assumed)
 
 
 def test_the_worst_stage_of_a_pipeline_decides():

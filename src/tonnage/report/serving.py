@@ -85,8 +85,9 @@ def _verdict(estimate: ServingEstimate) -> Table:
         )
     rows.add_row("", text(f"{estimate.network.name} on {estimate.cluster}, {serving.engine}"))
     degrees = [f"{name} {getattr(full.stated, name)}" for name in ("tp", "pp", "dp", "ep")]
-    kinds = [f"{describe_format(full.quantization)} weights"]
-    kinds += [f"KV cache {full.stated.kv_dtype}"] if full.stated.kv_dtype != "auto" else []
+    kinds = ["fp32 weights" if full.element_bytes > 2 else f"{describe_format(full.quantization)} weights"]
+    kv_dtype = "fp8" if full.has_fp8_cache and full.stated.kv_dtype == "auto" else full.stated.kv_dtype
+    kinds += [f"KV cache {kv_dtype}"] if kv_dtype != "auto" else []
     more = [word for word in degrees if not word.endswith(" 1")]
     rows.add_row(
         "",

@@ -109,7 +109,7 @@ def _single_changes(estimate: ServingEstimate) -> Iterator[dict[str, Any]]:
     yield from _first_that_starts(estimate, _halves("max_batched_tokens", full.max_batched_tokens, _LEAST_TOKENS))
     if not full.stated.eager and full.engine.name == "vllm":
         yield {"eager": True}
-    if full.kv_element_bytes > 1:
+    if not full.has_fp8_cache:
         yield {"kv_dtype": "fp8"}
     for name in _quantizations(estimate):
         yield {"quantization": name}

@@ -35,7 +35,7 @@ from tonnage.serving.profile import ProfilePeak, context_tokens, cublas_workspac
 from tonnage.serving.settings import FullSettings, ServeSettings, complete
 from tonnage.serving.stored_weights import Share, stored_bytes
 from tonnage.serving.transformers_cache import PAGE_TOKENS, plan_sectors
-from tonnage.serving.weights import MADE_AT_START, list_weights
+from tonnage.serving.weights import MADE_AT_START, Weight, list_weights
 from tonnage.timing.shape import Shape
 from tonnage.units import GIB, format_gib
 
@@ -214,6 +214,7 @@ def _stage_memory(
         towers=network.has_towers,
         embeds=full.compiles and index == 0 and not network.has_towers,
         predicts=stated.draft == "mtp",
+        element_bytes=full.element_bytes,
         eager=stated.eager,
         context=context_tokens(longest=full.max_len, sequences=full.max_seqs, block_tokens=stated.block_tokens),
     )
@@ -295,6 +296,10 @@ def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int
         rotary_tables=network.rotary_tables,
         padded_experts=full.quantization.name == "mxfp4",
     )
+
+    def bytes_of(weight: Weight) -> int:
+        return weight.bytes(full.quantization, element_bytes=full.element_bytes)
+
     if network.stored:
         share = Share(
             layers=stage,
@@ -304,19 +309,22 @@ def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int
             kv_heads=shape.kv_heads,
             tied=shape.tied,
         )
-        parts = stored_bytes(network.stored, full.quantization, network.published, share)
+        parts = stored_bytes(
+            network.stored, full.quantization, network.published, share, element_bytes=full.element_bytes
+        )
         if full.quantization.experts_only:  # the engine pads them
-            parts["experts"] = sum(weight.bytes(full.quantization) for weight in weights if weight.kind == "expert")
+            parts["experts"] = sum(bytes_of(weight) for weight in weights if weight.kind == "expert")
         made = [weight for weight in weights if weight.name in MADE_AT_START and not network.is_rough]
-        return {**parts, **{weight.name: weight.bytes(full.quantization) for weight in made}}
+        return {**parts, **{weight.name: bytes_of(weight) for weight in made}}
     parts = {}
     for weight in weights:
-        parts[weight.name] = parts.get(weight.name, 0) + weight.bytes(full.quantization)
+        parts[weight.name] = parts.get(weight.name, 0) + bytes_of(weight)
     if network.tower_elements and stage.start == 0:
-        parts["towers"] = 2 * network.tower_elements  # vLLM leaves them whole where their heads do not divide
+        # vLLM leaves them whole where their heads do not divide
+        parts["towers"] = full.element_bytes * network.tower_elements
         levels = len(dict(network.config.get("vision_config") or {}).get(_LEVELS) or ())
         if full.engine.name == "vllm":
-            parts["towers"] += 2 * levels * full.max_batched_tokens * shape.hidden
+            parts["towers"] += full.element_bytes * levels * full.max_batched_tokens * shape.hidden
     return parts
 
 
@@ -456,6 +464,10 @@ def _assumed(network: ServedNetwork, full: FullSettings, cluster: Cluster) -> tu
     usual = parse_engine(full.engine.name)
     if full.engine.version[:2] > usual.version[:2]:
         found.append(f"{full.engine} is newer than what is known of it, and computed as {usual}")
+    if full.element_bytes > 2:
+        found.append(f"{full.engine} computes such a network in fp32 on a card without bf16")
+    if network.has_fp8_cache and full.has_fp8_cache and full.stated.kv_dtype == "auto":
+        found.append("keys and values in fp8, as the checkpoint says; --kv-dtype bf16 keeps 16 bits")
     if network.is_rough:
         kind = network.config.get("model_type")
         found.append(f"a {kind!r} network computes in layers like Qwen3's; its weights are those of its files")

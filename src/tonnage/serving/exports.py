@@ -22,6 +22,9 @@ TARGETS: Final = ("vllm", "sglang", "compose", "kubernetes")
 ENGINES_WITH_COMMANDS: Final = ("vllm", "sglang")
 PORT: Final = 8000
 
+_LONG_DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16"}
+"""vLLM's words for keys and values of 16 bits, which `auto` means unless the checkpoint says otherwise."""
+
 _VLLM_LIMITS: Final = ("--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--gpu-memory-utilization")
 _SGLANG_LIMITS: Final = (
     *("--context-length", "--max-running-requests", "--chunked-prefill-size"),
@@ -97,6 +100,8 @@ def _flags(estimate: ServingEstimate, limits: Mapping[str, float | None], draft:
     words += ["--enable-expert-parallel"] if stated.ep > 1 else []
     words += _spell_limits(limits)
     words += ["--kv-cache-dtype", stated.kv_dtype] if stated.kv_dtype.startswith("fp8") else []
+    if estimate.network.has_fp8_cache and stated.kv_dtype in _LONG_DTYPES:
+        words += ["--kv-cache-dtype", _LONG_DTYPES[stated.kv_dtype]]
     if full.quantization.flags is not None and full.quantization.name != estimate.network.published.name:
         words += [word for pair in full.quantization.flags.items() for word in pair]
     words += ["--enforce-eager"] if stated.eager else []

@@ -213,6 +213,11 @@ def sglang_card(total_mib: float, *, tp: int) -> tuple[int, int]:
     return row["chunk_tokens"], row["graph_sequences"][tp >= 4]
 
 
+def needs_bf16(kind: str) -> bool:
+    """Return True if vLLM computes a kind of network in fp32 on cards without bf16, and not in fp16 as others."""
+    return kind in _tables()["without_fp16"]["kinds"]
+
+
 def has_adapter_words(kind: str) -> bool:
     """Return True if vLLM has adapters of the embedding and the head of a kind of network."""
     return kind in _tables()["adapters"]["words"]

@@ -18,6 +18,7 @@ from tonnage.serving.quantization import (
     Quantization,
     describe_format,
     find_quantization,
+    keeps_fp8_cache,
     read_quantization,
 )
 from tonnage.serving.safetensors import StoredTensor, read_folder
@@ -51,6 +52,8 @@ class ServedNetwork:
     """True if the weights of a tower are estimated from its widths."""
     is_rough: bool = False
     """True if the kind of the network is not known, and `shape` has its widths as if its layers were Qwen3's."""
+    has_fp8_cache: bool = False
+    """True if the checkpoint says that keys and values are kept in 8-bit floats."""
     draft: "ServedNetwork | None" = None
     """Network that drafts tokens for this one."""
 
@@ -131,12 +134,14 @@ def read_network(model: str, *, offline: bool = False) -> ServedNetwork:
     published = NONE if known is None else find_quantization(published_quantization(known.id))
     file = find_config_file(model)
     stored: tuple[StoredTensor, ...] = ()
+    has_fp8_cache = False
     if known is None and file is not None:
         stated = read_config(file).get("quantization_config")
         published = NONE if stated is None else read_quantization(stated)
+        has_fp8_cache = keeps_fp8_cache(stated)
         if Path(model).is_dir():
             stored = read_folder(Path(model))
-    network = make_network(reference, model, published, stored)
+    network = replace(make_network(reference, model, published, stored), has_fp8_cache=has_fp8_cache)
     _check_complete(network)
     return network
 

@@ -126,7 +126,7 @@ class ServePlan:
         chosen = [word for word in words if not word.endswith(" 1")]
         weights = self.estimate.settings.quantization
         chosen.append(f"{describe_format(weights)} weights")
-        chosen.append("fp8 KV cache" if self.settings.kv_dtype.startswith("fp8") else "16-bit KV cache")
+        chosen.append("fp8 KV cache" if self.estimate.settings.has_fp8_cache else "16-bit KV cache")
         if has_adapters(self.settings):
             chosen.append("adapters")
         if self.settings.draft is not None:
@@ -316,7 +316,7 @@ def candidates(question: Question) -> Iterator[ServeSettings]:
     if "quantization" not in question.fixed and question.network.published.bits == 16:
         formats += [*(["fp8"] if has_fp8 else []), "awq-int4"]
     dtypes = [stated.kv_dtype]
-    if "kv_dtype" not in question.fixed and has_fp8:
+    if "kv_dtype" not in question.fixed and has_fp8 and not question.network.has_fp8_cache:
         dtypes.append("fp8")
     for (tp, pp, dp), quantization, kv_dtype in product(_degrees(question, gpus), formats, dtypes):
         together = ceil(question.concurrency / dp)

@@ -162,6 +162,16 @@ def read_quantization(stated: Any) -> Quantization:
     return replace(_read_method(method, stated), method=method.removesuffix("_marlin"))
 
 
+def keeps_fp8_cache(stated: Any) -> bool:
+    """Return True if a checkpoint's `quantization_config` says that keys and values are kept in 8-bit floats."""
+    if not isinstance(stated, Mapping):
+        return False
+    scheme = stated.get("kv_cache_scheme") or stated.get("kv_cache_quant_algo")
+    if isinstance(scheme, Mapping):
+        return scheme.get("num_bits") == 8 and scheme.get("type") == "float"
+    return isinstance(scheme, str) and scheme.lower() == "fp8"
+
+
 def _read_method(method: str, stated: Mapping[str, Any]) -> Quantization:
     """Return the format of a checkpoint of a method."""
     try:

@@ -8,18 +8,29 @@ from tonnage.catalog.overheads import overheads
 from tonnage.cluster import CPU, Cluster, Device
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.options import check_number, check_switch, is_number, spell_option
-from tonnage.serving.facts import ENGINES, Engine, parse_engine, sglang_card, sglang_facts, vllm_facts
+from tonnage.serving.facts import (
+    ENGINES,
+    Engine,
+    needs_bf16,
+    parse_engine,
+    sglang_card,
+    sglang_facts,
+    vllm_facts,
+)
 from tonnage.serving.kv_cache import BLOCK_TOKENS
 from tonnage.serving.network import ServedNetwork
 from tonnage.serving.quantization import Quantization
 from tonnage.units import GIB, MIB
 
 KV_DTYPES: Final = {"auto": 2.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0}
-"""Bytes of an element of keys and values."""
+"""Bytes of an element of keys and values; `auto`: where neither the checkpoint nor the card says otherwise."""
 
 _BIG_CARD_BYTES: Final = 70 * GIB
 """From this memory on (but for A100s) vLLM serves 1,024 sequences and 8,192 tokens a step, below 256 and 2,048
 (`get_batch_defaults` of vllm/engine/arg_utils.py, 0.11 to 0.33)."""
+
+_BF16: Final = (8, 0)
+"""Capability from which on cards compute in bf16."""
 
 _USUAL_MAX_LEN: Final = 4096
 """Longest request of a network whose configuration states none."""
@@ -140,9 +151,16 @@ class FullSettings:
     max_batched_tokens: int
     utilization: float
     kv_element_bytes: float
+    element_bytes: int
+    """Bytes of an element of unquantized weights and of what is computed."""
     quantization: Quantization
     first_bytes: int
     """Memory of a GPU before the engine's first look at it: CUDA context, and NCCL's buffers of several ranks."""
+
+    @property
+    def has_fp8_cache(self) -> bool:
+        """Return True if keys and values are 8-bit floats."""
+        return self.kv_element_bytes < KV_DTYPES["auto"]
 
     @property
     def ranks(self) -> int:
@@ -192,6 +210,10 @@ def complete(settings: ServeSettings, network: ServedNetwork, cluster: Cluster) 
             f"max-batched-tokens {max_batched} is less than max-seqs {max_seqs}: each running request decodes a "
             "token in each step; raise it, or lower max-seqs."
         )
+    element_bytes = _element_bytes(engine, network, device)
+    kv_bytes = KV_DTYPES[settings.kv_dtype]
+    if settings.kv_dtype == "auto" and engine.name == "vllm":
+        kv_bytes = KV_DTYPES["fp8"] if network.has_fp8_cache else float(element_bytes)
     return FullSettings(
         stated=settings,
         engine=engine,
@@ -200,10 +222,17 @@ def complete(settings: ServeSettings, network: ServedNetwork, cluster: Cluster) 
         max_seqs=max_seqs,
         max_batched_tokens=max_batched,
         utilization=utilization,
-        kv_element_bytes=KV_DTYPES[settings.kv_dtype],
+        kv_element_bytes=kv_bytes,
+        element_bytes=element_bytes,
         quantization=network.load_as(settings.quantization),
         first_bytes=_first_bytes(settings, cluster),
     )
+
+
+def _element_bytes(engine: Engine, network: ServedNetwork, device: Device) -> int:
+    """Return the bytes of an element of what is computed: 4 where neither bf16 nor fp16 can be."""
+    kind = str(network.config.get("model_type"))
+    return 4 if engine.name == "vllm" and device.capability < _BF16 and needs_bf16(kind) else 2
 
 
 def _first_bytes(settings: ServeSettings, cluster: Cluster) -> int:

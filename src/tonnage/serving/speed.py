@@ -118,6 +118,8 @@ def step_cost(
     full, shape = estimate.settings, estimate.network.shape
     if shape is None:
         raise CannotEstimate("The layers of this network are not known, so neither is the speed of a step.")
+    if full.element_bytes > 2:
+        raise CannotEstimate("The speed of an engine that computes in fp32 is not known.")
     stated, device = full.stated, full.device
     known = card(device)
     rate = bandwidth(device) * known.memory

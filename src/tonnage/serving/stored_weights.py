@@ -70,15 +70,17 @@ def stored_bytes(
     published: Quantization,
     share: Share,
     *,
+    element_bytes: int = 2,
     further: bool = False,
 ) -> dict[str, int]:
     """Return the bytes of one rank's weights by part: `layers`, `experts` and `others`.
 
-    Floating-point tensors but for scales count 16 bits an element.  If `wanted` is not the published format, the
-    matrices of layers are quantized so.  Vectors other than scales are whole on each rank.  `further`: only the
+    Floating-point tensors but for scales count `element_bytes` an element.  If `wanted` is not the published format,
+    the matrices of layers are quantized so.  Vectors other than scales are whole on each rank.  `further`: only the
     layers that predict further tokens, which are those of the share or named so.
     """
     parts = {"layers": 0, "experts": 0, "others": 0}
+    turns = wanted.name != published.name and wanted.bits < 16
     for tensor in tensors:
         matched, is_further = _LAYER.search(tensor.name), _FURTHER.search(tensor.name) is not None
         layer = None if matched is None else int(matched[1])
@@ -92,17 +94,16 @@ def stored_bytes(
         part = "others" if kept else "experts" if is_expert else "layers"
         is_divided = len(tensor.shape) > 1 or is_expert or "absmax" in tensor.name
         divided = share.parts(tensor.name, is_expert=is_expert) if is_divided else 1
-        parts[part] += _tensor_bytes(tensor, wanted, published, divided, is_quantized=not kept)
+        is_turned = turns and not kept and len(tensor.shape) > 1
+        parts[part] += _tensor_bytes(tensor, wanted if is_turned else None, divided, element_bytes)
     return {name: size for name, size in parts.items() if size}
 
 
-def _tensor_bytes(
-    tensor: StoredTensor, wanted: Quantization, published: Quantization, divided: int, *, is_quantized: bool
-) -> int:
-    is_matrix = len(tensor.shape) > 1
+def _tensor_bytes(tensor: StoredTensor, wanted: Quantization | None, divided: int, element_bytes: int) -> int:
+    """Return the bytes of a tensor's part; `wanted`: the format into which it is turned, if it is."""
     if tensor.dtype not in _FLOATS or _SCALES.search(tensor.name):
         return ceil(tensor.bytes / divided)
-    if is_matrix and is_quantized and wanted.name != published.name and wanted.bits < 16:
+    if wanted is not None:
         *stacked, rows, columns = tensor.shape
         return prod(stacked) * wanted.bytes(ceil(rows / divided), columns)
-    return ceil(2 * prod(tensor.shape) / divided)
+    return ceil(element_bytes * prod(tensor.shape) / divided)

@@ -24,6 +24,8 @@ _READ: Final = ("auto", "hf", "safetensors", "pt", "npcache", "fastsafetensors",
 _TOKENIZERS: Final = ("tokenizer", "vocab", "merges", "tekken", "spiece", "sentencepiece")
 """Beginnings of the names of a tokenizer's files."""
 
+_CACHE_SCALES: Final = ("q_scale", "k_scale", "v_scale", "prob_scale")
+"""Parameters that hold the scales of an attention layer with an 8-bit cache."""
 
 _STEPS: Final = (
     *("load_model", "determine_available_memory", "initialize_from_config", "compile_or_warm_up_model"),
@@ -100,6 +102,22 @@ def patch_sampler(policy: Policy, module: ModuleType) -> None:
         return result
 
     module.GPUModelRunner.sample = sampled
+
+
+def patch_cache_scales(policy: Policy, module: ModuleType) -> None:
+    """Patch `vllm.model_executor.layers.quantization.kv_cache`: the scales of an 8-bit cache are 1, as they are not
+    read, and vLLM chooses by their sign."""
+    process = module.BaseKVCacheMethod.process_weights_after_loading
+
+    @functools.wraps(process)
+    def processed(method: Any, layer: Any) -> Any:
+        torch = policy.torch
+        for name in _CACHE_SCALES:
+            if hasattr(layer, name):
+                setattr(layer, name, torch.nn.Parameter(torch.ones((), device="cpu"), requires_grad=False))
+        return process(method, layer)
+
+    module.BaseKVCacheMethod.process_weights_after_loading = processed
 
 
 def patch_worker(policy: Policy, module: ModuleType) -> None:
