@@ -24,6 +24,7 @@ from tonnage.serving.facts import (
     least_capability,
     outside_torch,
     parse_engine,
+    quantizes_from,
     runs_second,
     sglang_facts,
     vllm_facts,
@@ -375,9 +376,12 @@ def _pool_bytes(
 
 def find_unsupported(full: FullSettings) -> str | None:
     """Return why this version of vLLM does not serve such weights, or on such a card; None if it does."""
+    version, device, weights = full.engine.version, full.device, full.quantization
+    since = quantizes_from(weights.name) if weights.online else None
+    if since is not None and (full.engine.name != "vllm" or not is_from(version, since)):
+        return f"{full.engine} is not known to turn 16-bit weights into {weights.name} ones, as vllm {since} does"
     if full.engine.name != "vllm":
         return None
-    version, device, weights = full.engine.version, full.device, full.quantization
     has = ".".join(map(str, device.capability))
     for name, what in (("any", ""), (weights.name, f" {weights.name} weights")):
         least, since = least_capability(version, name)

@@ -140,6 +140,12 @@ def first_without(method: str) -> str | None:
     return first
 
 
+def quantizes_from(name: str) -> str | None:
+    """Return the version of vLLM from which on it is known to make such weights of 16 bits; None: all versions."""
+    first: str | None = _tables()["quantizes_from"].get(name)
+    return first
+
+
 def is_from(version: tuple[int, ...], since: str) -> bool:
     """Return True if a version is not older than another."""
     return (*version, 0, 0) >= _numbers(since)

@@ -14,9 +14,9 @@ from tonnage.options import is_amount
 from tonnage.serving.facts import published_quantization
 from tonnage.serving.quantization import (
     NONE,
-    QUANTIZATIONS,
     Quantization,
     describe_format,
+    find_published,
     find_quantization,
     keeps_fp8_cache,
     read_quantization,
@@ -81,11 +81,6 @@ class ServedNetwork:
                 f"{self.name} has {published.name} weights already, and engines refuse another --quantization; leave "
                 f"it out, or name a checkpoint with {describe_format(NONE if wanted.online else wanted)} weights."
             )
-        if wanted.experts_only and self.shape is not None and not self.shape.experts:
-            raise UsageError(
-                f"{wanted.name} is a format of experts, and {self.name} has none; possible: "
-                f"{', '.join(item.name for item in QUANTIZATIONS if not item.experts_only)}."
-            )
         return wanted
 
     @property
@@ -131,7 +126,7 @@ def read_network(model: str, *, offline: bool = False) -> ServedNetwork:
             f"{model} is a factory; engines serve models with a config.json: give its folder or file."
         )
     known = find_model(model)
-    published = NONE if known is None else find_quantization(published_quantization(known.id))
+    published = NONE if known is None else find_published(published_quantization(known.id))
     file = find_config_file(model)
     stored: tuple[StoredTensor, ...] = ()
     has_fp8_cache = False

@@ -114,7 +114,15 @@ QUANTIZATIONS: Final = (
     ),
     Quantization(name="gptq-int4", bits=4, scale_bytes=2, zero_bits=4, group=128, method="gptq"),
     Quantization(name="awq-int4", bits=4, scale_bytes=2, zero_bits=4, group=128, method="awq"),
-    Quantization(name="mxfp4", bits=4, scale_bytes=1, group=32, experts_only=True, method="mxfp4"),
+    Quantization(
+        name="mxfp4",
+        bits=4,
+        scale_bytes=1,
+        group=32,
+        online=True,
+        flags={"--quantization": "mxfp4"},
+        method="mxfp4",
+    ),
     Quantization(
         name="nvfp4", bits=4, scale_bytes=1, group=16, computes_as="fp4", activation_bytes=1, method="modelopt_fp4"
     ),
@@ -147,6 +155,11 @@ def find_quantization(name: str) -> Quantization:
     near = closest(wanted, NAMES, limit=1)
     hint = f" Close: {near[0]}." if near else ""
     raise UsageError(f"Unknown quantization {name!r}.{hint} Possible: {', '.join(NAMES)}.")
+
+
+def find_published(name: str) -> Quantization:
+    """Return the format of this name as checkpoints are published in it: of MXFP4 the experts alone."""
+    return read_quantization({"quant_method": name}) if name == "mxfp4" else find_quantization(name)
 
 
 def describe_format(quantization: Quantization) -> str:
@@ -185,7 +198,9 @@ def _read_method(method: str, stated: Mapping[str, Any]) -> Quantization:
             if stated.get("load_in_8bit"):
                 return replace(find_quantization("int8"), computes_as="bf16")
             return find_quantization("nf4-double" if stated.get("bnb_4bit_use_double_quant") else "nf4")
-        if method in ("mxfp4", "nvfp4"):
+        if method == "mxfp4":
+            return replace(find_quantization(method), experts_only=True, online=False, flags=None)
+        if method == "nvfp4":
             return find_quantization(method)
         if method in ("modelopt", "modelopt_fp4"):
             return find_quantization("nvfp4" if "FP4" in str(stated.get("quant_algo", "NVFP4")).upper() else "fp8")
