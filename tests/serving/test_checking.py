@@ -65,6 +65,22 @@ def test_predicted_bytes_are_the_measured_ones(llama):
     assert scales == 4 * SCALED // 64 + 14 * 16 * 4  # and a table for each matrix
 
 
+def test_experts_in_one_tensor_keep_16_bits(tmp_path):
+    pytest.importorskip("transformers", minversion="5.0")
+    pytest.importorskip("bitsandbytes")
+    experts = {f"mlp.experts.{e}.{name}_proj": (64, 256) for e in range(4) for name in ("gate", "up")}
+    experts |= {f"mlp.experts.{e}.down_proj": (256, 64) for e in range(4)}
+    attention = {name: shape for name, shape in LAYER.items() if not name.startswith("mlp.")}
+    norms = {"self_attn.q_norm": (64,), "self_attn.k_norm": (64,)}
+    layer = {**attention, **norms, **experts, "mlp.gate": (4, 256)}
+    tensors = {name: shape for name, shape in TENSORS.items() if "layers." not in name}
+    tensors |= {f"model.layers.{index}.{name}.weight": shape for index in range(2) for name, shape in layer.items()}
+    kind = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 64, "num_experts": 4}
+    write(tmp_path, tensors, **kind, num_experts_per_tok=2, moe_intermediate_size=64)
+    weights, *_ = checking.check_folder(str(tmp_path), quantization="nf4", device="cpu", tokens=1).figures
+    assert abs(weights.error) < 0.002
+
+
 def test_a_folder_that_lacks_tensors_is_incomplete(tmp_path):
     pytest.importorskip("transformers")
     lacking = {name: shape for name, shape in TENSORS.items() if "layers.1.mlp" not in name}

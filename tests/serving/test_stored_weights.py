@@ -111,6 +111,17 @@ def test_a_head_that_is_the_embedding_is_counted_once(tmp_path):
     assert sizes[0] == sizes[1]
 
 
+def test_transformers_leaves_experts_that_are_one_tensor_as_they_are(tmp_path):
+    config = {**find_model("qwen3-30b-a3b").config(), "num_hidden_layers": LAYERS}
+    write(tmp_path, config, moe_layer(config))
+    network = read_network(str(tmp_path), offline=True)
+    experts = 2 * 3 * LAYERS * 128 * 768 * 2048
+    for version, expected in (("5.23.0", experts), ("4.57.0", experts * 9 / 32)):
+        settings = ServeSettings(max_len=4096, engine=f"transformers@{version}", quantization="nf4")
+        found = estimate_serving(network, settings, parse_cluster("h100-80gb")).weights_by_part["experts"]
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
 def test_scales_keep_their_dtype():
     """A matrix of 4,096 x 4,096 as bitsandbytes stores it: 4 bits, and 4 bytes for each block of 64."""
     elements, name = 4096 * 4096, "model.layers.0.self_attn.q_proj.weight"

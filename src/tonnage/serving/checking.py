@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,9 +19,15 @@ from tonnage.errors import CannotEstimate, OutOfDeviceMemory, TrialFailed, Unrea
 from tonnage.ghost import termination
 from tonnage.options import check_number
 from tonnage.serving.cache_layers import read_layers
-from tonnage.serving.loading import BITSANDBYTES
 from tonnage.serving.network import ServedNetwork, read_network
-from tonnage.serving.quantization import NONE, Quantization, describe_format, find_quantization
+from tonnage.serving.quantization import (
+    BITSANDBYTES,
+    NONE,
+    Quantization,
+    describe_format,
+    find_quantization,
+    made_by_transformers,
+)
 from tonnage.serving.stored_weights import Share, stored_bytes
 
 PROMPT: Final = 8
@@ -94,6 +101,8 @@ def check_folder(
         raise CannotEstimate(f"{folder!r} has no safetensors files; other weights are not loaded.")
     wanted = network.published if quantization is None else find_quantization(quantization)
     how = _how_to_load(network, wanted)
+    if how is not None:
+        wanted = made_by_transformers(wanted, _transformers_version())
     found = _load(folder, how, device, tokens, timeout_seconds)
     weights = _weights_bytes(network, wanted)
     cached = _cache_bytes(network, PROMPT + tokens - 1)
@@ -117,6 +126,14 @@ def check_folder(
             if measured is not None
         ),
     )
+
+
+def _transformers_version() -> tuple[int, ...]:
+    """Return the first two numbers of the version of transformers; (0,) where there is none, which loading says."""
+    try:
+        return tuple(int(number) for number in version("transformers").split(".")[:2])
+    except (PackageNotFoundError, ValueError):
+        return (0,)
 
 
 def _how_to_load(network: ServedNetwork, wanted: Quantization) -> str | None:

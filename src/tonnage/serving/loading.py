@@ -8,19 +8,13 @@ files are read.
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 from tonnage.catalog.untrusted import keep_inert
 from tonnage.recorder.tonnage_recorder.tensors import plain_tensors, tensors_in
-
-BITSANDBYTES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "int8": {"load_in_8bit": True},
-    "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
-    "nf4-double": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
-}
-"""Formats to which bitsandbytes quantizes 16-bit weights while transformers loads them."""
+from tonnage.serving.quantization import BITSANDBYTES
 
 _WORD: Final = 1
 """Token that prompts consist of."""

@@ -31,6 +31,8 @@ class Quantization:
     """True if blocks are squares of `group` by `group`."""
     experts_only: bool = False
     """True if only experts are quantized."""
+    keeps_experts: bool = False
+    """True if experts keep 16 bits."""
     scratch_bits: int = 0
     """Bits of an element of the copy that 16-bit multiplication makes of one matrix at a time; 0: none."""
     computes_as: str = "bf16"
@@ -155,6 +157,23 @@ def find_quantization(name: str) -> Quantization:
     near = closest(wanted, NAMES, limit=1)
     hint = f" Close: {near[0]}." if near else ""
     raise UsageError(f"Unknown quantization {name!r}.{hint} Possible: {', '.join(NAMES)}.")
+
+
+BITSANDBYTES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "int8": {"load_in_8bit": True},
+    "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "nf4-double": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+}
+"""Formats to which bitsandbytes quantizes 16-bit weights while transformers loads them, with its settings."""
+
+_ONE_TENSOR: Final = (5, 0)
+"""Version from which on transformers has the experts of a layer in one tensor, which bitsandbytes leaves as it is."""
+
+
+def made_by_transformers(quantization: Quantization, version: tuple[int, ...]) -> Quantization:
+    """Return a format as this version of transformers makes it of 16-bit weights."""
+    is_made = quantization.name in BITSANDBYTES and version >= _ONE_TENSOR
+    return replace(quantization, keeps_experts=True) if is_made else quantization
 
 
 def find_published(name: str) -> Quantization:

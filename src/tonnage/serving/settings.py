@@ -19,7 +19,7 @@ from tonnage.serving.facts import (
 )
 from tonnage.serving.kv_cache import BLOCK_TOKENS
 from tonnage.serving.network import ServedNetwork
-from tonnage.serving.quantization import Quantization
+from tonnage.serving.quantization import NONE, Quantization, made_by_transformers
 from tonnage.units import GIB, MIB
 
 KV_DTYPES: Final = {"auto": 2.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0}
@@ -214,6 +214,9 @@ def complete(settings: ServeSettings, network: ServedNetwork, cluster: Cluster) 
     kv_bytes = KV_DTYPES[settings.kv_dtype]
     if settings.kv_dtype == "auto" and engine.name == "vllm":
         kv_bytes = KV_DTYPES["fp8"] if network.has_fp8_cache else float(element_bytes)
+    quantization = network.load_as(settings.quantization)
+    if engine.name == "transformers" and network.published.bits == NONE.bits:
+        quantization = made_by_transformers(quantization, engine.version)
     return FullSettings(
         stated=settings,
         engine=engine,
@@ -224,7 +227,7 @@ def complete(settings: ServeSettings, network: ServedNetwork, cluster: Cluster) 
         utilization=utilization,
         kv_element_bytes=kv_bytes,
         element_bytes=element_bytes,
-        quantization=network.load_as(settings.quantization),
+        quantization=quantization,
         first_bytes=_first_bytes(settings, cluster),
     )
 

@@ -94,7 +94,7 @@ def stored_bytes(
         part = "others" if kept else "experts" if is_expert else "layers"
         is_divided = len(tensor.shape) > 1 or is_expert or "absmax" in tensor.name
         divided = share.parts(tensor.name, is_expert=is_expert) if is_divided else 1
-        is_turned = turns and not kept and len(tensor.shape) > 1
+        is_turned = turns and not kept and len(tensor.shape) > 1 and not (is_expert and wanted.keeps_experts)
         parts[part] += _tensor_bytes(tensor, wanted if is_turned else None, divided, element_bytes)
     return {name: size for name, size in parts.items() if size}
 

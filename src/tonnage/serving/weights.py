@@ -53,7 +53,8 @@ class Weight:
     def is_quantized(self, quantization: Quantization) -> bool:
         """Return True if the format applies to these matrices."""
         return quantization.bits < 16 and (
-            self.kind == "expert" or (self.kind == "linear" and not quantization.experts_only)
+            (self.kind == "expert" and not quantization.keeps_experts)
+            or (self.kind == "linear" and not quantization.experts_only)
         )
 
     def bytes(self, quantization: Quantization, *, element_bytes: int = 2) -> int:
