@@ -118,6 +118,14 @@ def test_a_card_that_is_not_there_is_one_line(llama):
         checking.check_folder(str(llama), device="cuda")
 
 
+def test_an_infinity_in_the_configuration_is_a_number(tmp_path):
+    """As transformers 5 writes Mamba's limits of time steps."""
+    pytest.importorskip("transformers")
+    config = {"model_type": "mamba2", "hidden_size": 4096, "time_step_limit": [0.0, {"__float__": "Infinity"}]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert list(loading._read_config(str(tmp_path)).time_step_limit) == [0.0, math.inf]
+
+
 def test_what_could_load_code_is_left_out_of_the_configuration(tmp_path):
     pytest.importorskip("transformers")
     write(tmp_path, TENSORS, attn_implementation="org/kernel", auto_map={"AutoConfig": "there.Config"})

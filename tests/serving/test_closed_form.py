@@ -80,6 +80,25 @@ def test_a_checkpoint_may_say_that_keys_and_values_are_fp8(stated, tmp_path):
     assert "--kv-cache-dtype" not in vllm_words(answer)
 
 
+@pytest.mark.parametrize(
+    ("model", "loaded"), [("gemma-3-27b", 51.45), ("gemma-3-4b", 8.58)], ids=["gemma-3-27b", "gemma-3-4b"]
+)
+def test_rotations_that_are_scaled_linearly_have_a_row_for_each_stretched_position(model, loaded):
+    """Logs of 0.19.0; layers with a window have a table of their own, which is not stretched."""
+    answer = ask(model, "h100-80gb", max_len=8192, engine="vllm@0.19.0")
+    assert answer.serving.weights_bytes / GIB == pytest.approx(loaded, abs=0.015)
+    assert read_network(model, offline=True).rotary_rows == 9 * 131_072
+
+
+def test_parameters_of_rotations_may_be_stated_for_each_kind_of_layer(tmp_path):
+    config = find_model("gemma-3-4b-text").config()
+    parts = {"rope_theta": config.pop("rope_theta"), **config.pop("rope_scaling")}
+    local = {"rope_theta": config.pop("rope_local_base_freq"), "rope_type": "default"}
+    config["rope_parameters"] = {"full_attention": parts, "sliding_attention": local}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_network(str(tmp_path), offline=True).rotary_rows == 9 * 131_072
+
+
 def test_mxfp4_is_made_of_all_matrices_of_16_bits():
     """0.33.0 on the ghost: 5.44 GiB; gpt-oss, which is published so, has 4 bits in its experts alone."""
     answer = ask("llama-3.1-8b", "h100-80gb", max_len=8192, quantization="mxfp4")

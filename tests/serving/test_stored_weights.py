@@ -122,6 +122,15 @@ def test_transformers_leaves_experts_that_are_one_tensor_as_they_are(tmp_path):
         assert found == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_convolution_keeps_its_bits_and_the_matrices_around_it_do_not():
+    """LFM2: `conv.in_proj` is a matrix like any other."""
+    names = ("model.layers.0.conv.in_proj.weight", "model.layers.0.conv.conv.weight")
+    shapes = ((3072, 1024), (1024, 1, 3))
+    stored = [StoredTensor(n, "BF16", s, 2 * math.prod(s)) for n, s in zip(names, shapes, strict=True)]
+    found = stored_bytes(stored, find_quantization("fp8"), NONE, Share())
+    assert found == {"layers": 3072 * 1024 + 4, "others": 2 * 1024 * 3}
+
+
 def test_scales_keep_their_dtype():
     """A matrix of 4,096 x 4,096 as bitsandbytes stores it: 4 bits, and 4 bytes for each block of 64."""
     elements, name = 4096 * 4096, "model.layers.0.self_attn.q_proj.weight"

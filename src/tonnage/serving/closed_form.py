@@ -293,8 +293,7 @@ def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int
         expert_tp=expert_tp,
         ep=ep,
         layers=stage,
-        positions=network.rotary_positions if full.engine.name == "vllm" else 0,
-        rotary_tables=network.rotary_tables,
+        positions=network.rotary_rows if full.engine.name == "vllm" else 0,
         padded_experts=full.quantization.name == "mxfp4",
     )
 

@@ -123,7 +123,7 @@ def extra_weights(network: ServedNetwork, full: FullSettings, stage: range, *, e
         draft = network.draft
         assert draft is not None
         assert draft.shape is not None
-        found = list_weights(draft.shape, tp=stated.tp, positions=draft.rotary_positions)
+        found = list_weights(draft.shape, tp=stated.tp, positions=draft.rotary_rows)
         parts["draft"] = sum(weight.bytes(draft.published) for weight in found)
     return parts
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from tonnage.catalog.configurations import read_config
 from tonnage.catalog.untrusted import keep_inert
 from tonnage.recorder.tonnage_recorder.tensors import plain_tensors, tensors_in
 from tonnage.serving.quantization import BITSANDBYTES
@@ -102,7 +103,7 @@ def _read_config(folder: str) -> Any:
     """Return the folder's configuration without what could load code; how its weights are stored is kept."""
     import transformers
 
-    content = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    content = read_config(Path(folder) / "config.json")
     config = transformers.AutoConfig.for_model(**keep_inert(content)[0])
     if stored := content.get("quantization_config"):
         config.quantization_config = keep_inert(stored)[0]

@@ -84,22 +84,25 @@ class ServedNetwork:
         return wanted
 
     @property
-    def rotary_positions(self) -> int:
-        """Return the rows of the table of rotations, which scaled rotations make longer."""
-        text = self._text
-        scaling = text.get("rope_scaling") or text.get("rope_parameters")
-        if not isinstance(scaling, dict):
-            return self.max_positions or 0
-        original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
-        kind = scaling.get("rope_type") or scaling.get("type")
-        if kind == "yarn" and is_amount(original) and is_amount(factor) and factor < _MOST_STRETCHED:
-            return int(original * factor)
-        return self.max_positions or 0
+    def most_positions(self) -> int:
+        """Return the longest request with scaled rotations: YaRN's make it longer than the configuration states."""
+        return max((_stretched(part, self.max_positions or 0, _LONGER) for part in self._rotations), default=0)
 
     @property
-    def rotary_tables(self) -> int:
-        """Return how many tables of rotations there are: two where layers with a window rotate otherwise."""
-        return 2 if self._text.get("rope_local_base_freq") else 1
+    def rotary_rows(self) -> int:
+        """Return the rows of all tables of rotations: two where layers with a window rotate otherwise."""
+        rows = {str(part): _stretched(part, self.max_positions or 0, _MORE_ROWS) for part in self._rotations}
+        return sum(rows.values())
+
+    @property
+    def _rotations(self) -> tuple[Mapping[str, Any], ...]:
+        """Return the parameters of each way in which layers rotate."""
+        text = self._text
+        stated = text.get("rope_scaling") or text.get("rope_parameters")
+        if not isinstance(stated, Mapping):
+            stated = {}
+        parts = tuple(part for part in stated.values() if isinstance(part, Mapping)) or (stated,)
+        return (*parts, {"local": True}) if text.get("rope_local_base_freq") and len(parts) == 1 else parts
 
     @property
     def _text(self) -> Mapping[str, Any]:
@@ -112,10 +115,25 @@ _WIDEST: Final = 10**6
 _MOST_STRETCHED: Final = 10_000
 """Factor by which no rotation is stretched."""
 
+_LONGER: Final = ("yarn",)
+"""Scaled rotations with which requests may be longer than the configuration states."""
+
+_MORE_ROWS: Final = ("yarn", "linear", "dynamic")
+"""Scaled rotations whose table has a row for each position times their factor."""
+
 _LEAST_BYTES: Final = 0.4
 """Bytes of a parameter that no format goes below: 4 bits, and a head that may be the embedding's."""
 
 _TOWERS: Final = ("vision_config", "audio_config", "visual")
+
+
+def _stretched(part: Mapping[str, Any], positions: int, kinds: tuple[str, ...]) -> int:
+    """Return the positions with a way to rotate, stretched by its factor if it is one of these kinds."""
+    kind, factor = part.get("rope_type") or part.get("type"), part.get("factor")
+    original = part.get("original_max_position_embeddings") if kind == "yarn" else positions
+    if kind in kinds and is_amount(original) and is_amount(factor) and factor < _MOST_STRETCHED:
+        return int(original * factor)
+    return positions
 
 
 def read_network(model: str, *, offline: bool = False) -> ServedNetwork:

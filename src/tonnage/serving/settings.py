@@ -263,7 +263,7 @@ def _longest(settings: ServeSettings, network: ServedNetwork) -> int:
     most = network.max_positions
     if settings.max_len is None:
         return most or _USUAL_MAX_LEN
-    if most is not None and settings.max_len > max(most, network.rotary_positions):
+    if most is not None and settings.max_len > max(most, network.most_positions):
         raise UsageError(
             f"max-len {settings.max_len:,} is longer than {network.name} allows: its configuration states {most:,} "
             f"positions; give at most {most:,}."

@@ -17,7 +17,8 @@ _KEYS: Final = re.compile(r"\b[kv]_proj\b")
 _WHOLE: Final = re.compile(r"\brouter\b|(?:mlp|moe)\.gate\.|\b(?:q_a_proj|kv_a_proj\w*)\b")
 """Matrices that every tensor-parallel rank holds whole: routers, and what compresses for latent attention."""
 _KEPT: Final = re.compile(
-    r"norm|embed|lm_head|router|(?:mlp|moe)\.gate\.|rotary|vision|visual|audio|tower|conv|wte|wpe"
+    r"norm|embed|lm_head|router|(?:mlp|moe)\.gate\.|rotary|vision|visual|audio|tower|wte|wpe|"
+    r"conv(?:1d)?\.(?:weight|bias)$"
 )
 """Tensors that formats leave unquantized: embeddings, head, norms, routers, towers, convolutions."""
 

@@ -86,12 +86,11 @@ def list_weights(
     ep: int = 1,
     layers: range | None = None,
     positions: int = 0,
-    rotary_tables: int = 1,
     padded_experts: bool = False,
 ) -> tuple[Weight, ...]:
     """Return the matrices of one rank, for the layers of its pipeline stage (default: all of them).
 
-    `positions` are the rows of the table of rotations.  `ep` ranks divide whole experts, or `expert_tp` (default:
+    `positions` are the rows of the tables of rotations.  `ep` ranks divide whole experts, or `expert_tp` (default:
     `tp`) parts of each.  Raises ValueError for a degree that the network's heads cannot be divided by.
     """
     stage = range(shape.layers) if layers is None else layers
@@ -110,9 +109,7 @@ def list_weights(
         found.append(Weight(name="norms and biases", rows=1, columns=small, kind="other"))
     rotated = int(shape.rotary * (shape.rotary_dim or shape.head_dim))
     if rotated and positions:
-        found.append(
-            Weight(name="rotation table", rows=positions, columns=rotated, count=rotary_tables, kind="other")
-        )
+        found.append(Weight(name="rotation table", rows=positions, columns=rotated, kind="other"))
     return tuple(found)
 
 
