@@ -1,6 +1,7 @@
 """A stranger's configuration names no code: whatever could load some is left out, at every depth, with a note."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tonnage.catalog.models import find_model, known_model_names
 from tonnage.catalog.untrusted import keep_inert
 from tonnage.estimates.assumptions import describe_dropped_fields
 from tonnage.job import Job
+from tonnage.recorder.tonnage_recorder import script
 
 TINY = {
     **{"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
@@ -145,3 +147,13 @@ def test_a_file_and_its_note(tmp_path: Path) -> None:
     file.write_text(json.dumps(TINY))
     assert describe_dropped_fields(Job(model=resolve(file))) == ()
     assert describe_dropped_fields(Job(model=resolve("gpt2"))) == ()
+
+
+def test_an_infinity_is_a_number_at_every_depth():
+    """As transformers 5 writes the limits of Mamba's time steps, and a recorded script its network."""
+    high, low = ({"__float__": text} for text in ("Infinity", "-Infinity"))
+    config = {**TINY, "time_step_limit": [0.0, high], "part": {"low": low}}
+    kept, dropped = keep_inert(config)
+    assert (kept["time_step_limit"], kept["part"], dropped) == ([0.0, math.inf], {"low": -math.inf}, ())
+    written = json.dumps(script.plain(kept), allow_nan=False)  # as a trace holds it
+    assert keep_inert(json.loads(written)) == (kept, ())

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 
 from tonnage.catalog.models import find_model, known_model_names
 from tonnage.catalog.spelling import closest
-from tonnage.catalog.untrusted import keep_inert
+from tonnage.catalog.untrusted import INFINITIES, keep_inert, parse_infinity
 from tonnage.errors import UnknownModel, UnreadableModel
 from tonnage.model import ModelRef
 from tonnage.units import MIB, format_size
@@ -259,7 +259,7 @@ def _read_content(file: Path) -> bytes:
 
 def _parse_json(file: Path, content: bytes) -> Any:
     try:
-        return json.loads(content.decode("utf-8-sig"), parse_constant=_parse_constant, object_hook=_parse_infinity)
+        return json.loads(content.decode("utf-8-sig"), parse_constant=_parse_constant, object_hook=parse_infinity)
     except json.JSONDecodeError as error:
         raise UnreadableModel(
             f"{str(file)!r} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}."
@@ -274,17 +274,9 @@ def _parse_json(file: Path, content: bytes) -> Any:
 
 def _parse_constant(text: str) -> float:
     """Return the number of `Infinity`, which Mamba's time-step limits have.  Raises ValueError for NaN."""
-    if text not in _INFINITIES:
+    if text not in INFINITIES:
         raise ValueError(f"{text} is not JSON")
     return float(text)
-
-
-_INFINITIES: Final = ("Infinity", "-Infinity")
-
-
-def _parse_infinity(part: dict[str, Any]) -> Any:
-    """Return the number of an infinity as transformers 5 writes it, {"__float__": "Infinity"}; others as they are."""
-    return float(part["__float__"]) if len(part) == 1 and part.get("__float__") in _INFINITIES else part
 
 
 def _is_list_of_texts(value: Any) -> bool:

@@ -60,6 +60,14 @@ _LONGEST_VALUE: Final = 40
 """Characters of a value in a note."""
 
 
+INFINITIES: Final = ("Infinity", "-Infinity")
+
+
+def parse_infinity(part: dict[str, Any]) -> Any:
+    """Return the number of an infinity as transformers 5 writes it, {"__float__": "Infinity"}; others as they are."""
+    return float(part["__float__"]) if len(part) == 1 and part.get("__float__") in INFINITIES else part
+
+
 def keep_inert(config: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the fields that cannot load anything, and what was left out: each field with its path and its value."""
     dropped: list[str] = []
@@ -80,16 +88,16 @@ def _keep_fields(part: dict[str, Any], where: str, dropped: list[str]) -> dict[s
             _keep_implementation(name, value, table, path, kept, dropped)
         elif _may_load(name, value, nested=bool(where)):
             dropped.append(_describe(path, value))
-        elif isinstance(value, dict):
-            kept[name] = _keep_fields(value, f"{path}.", dropped)
         elif isinstance(value, list):
-            kept[name] = [
-                _keep_fields(item, f"{path}.{index}.", dropped) if isinstance(item, dict) else item
-                for index, item in enumerate(value)
-            ]
+            kept[name] = [_keep_value(item, f"{path}.{index}.", dropped) for index, item in enumerate(value)]
         else:
-            kept[name] = value
+            kept[name] = _keep_value(value, f"{path}.", dropped)
     return kept
+
+
+def _keep_value(value: Any, where: str, dropped: list[str]) -> Any:
+    plain = parse_infinity(value) if isinstance(value, dict) else value
+    return _keep_fields(plain, where, dropped) if isinstance(plain, dict) else plain
 
 
 def _keep_implementation(

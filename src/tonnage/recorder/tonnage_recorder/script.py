@@ -8,6 +8,7 @@ import argparse
 import functools
 import inspect
 import json
+import math
 import os
 from collections.abc import Callable
 from types import ModuleType
@@ -126,9 +127,9 @@ class Script:
         def heard(*args: Any, **kwargs: Any) -> Any:
             setup = prepare(*args, **kwargs)
             self.facts["planned"] = {
-                "job": _plain(vars(setup.job) | {"model": None}),
-                "plan": _plain(vars(setup.plan)),
-                "config": _plain(setup.source.config),
+                "job": plain(vars(setup.job) | {"model": None}),
+                "plan": plain(vars(setup.plan)),
+                "config": plain(setup.source.config),
             }
             return setup
 
@@ -153,7 +154,7 @@ class Script:
         kinds = type(trainer).__mro__[:-1]
         self.facts["trainer"] = [f"{kind.__module__}.{kind.__name__}" for kind in kinds]
         if arguments is not None:
-            self.facts["arguments"] = {"class": type(arguments).__name__, "values": _plain(arguments.to_dict())}
+            self.facts["arguments"] = {"class": type(arguments).__name__, "values": plain(arguments.to_dict())}
             self.facts["processes"] = arguments.world_size
             self.facts["cards_of_process"] = arguments.n_gpu
 
@@ -244,12 +245,12 @@ def network(model: Any) -> dict[str, Any] | None:
         counts[name] = counts.get(name, 0) + elements(parameter)
     return {
         "class": type(base).__name__,
-        "config": _plain(config.to_dict()),
+        "config": plain(config.to_dict()),
         "attention": getattr(config, "_attn_implementation", None),
         "trainable": trainable,
         "frozen": frozen,
         "checkpointed": _is_checkpointed(base),
-        "adapters": _plain(next(iter(adapters.values())).to_dict()) if adapters else None,
+        "adapters": plain(next(iter(adapters.values())).to_dict()) if adapters else None,
     }
 
 
@@ -278,7 +279,7 @@ def _optimizer(optimizer: Any) -> dict[str, Any]:
 def _sharding(plugin: Any) -> dict[str, Any]:
     return {
         "version": getattr(plugin, "fsdp_version", 1),
-        "reshard_after_forward": _plain(plugin.reshard_after_forward),
+        "reshard_after_forward": plain(plugin.reshard_after_forward),
         "offload": bool(getattr(plugin.cpu_offload, "offload_params", plugin.cpu_offload)),
         "activation_checkpointing": bool(plugin.activation_checkpointing),
     }
@@ -347,14 +348,16 @@ def _kind(action: argparse.Action) -> str:
     return type(action).__name__.removeprefix("_").removesuffix("Action").lower()
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as JSON holds it: sets as lists, everything unknown as text."""
+def plain(value: Any) -> Any:
+    """Return a value as JSON holds it: sets as lists, infinities as transformers writes them, others as text."""
     if isinstance(value, dict):
-        return {str(name): _plain(inner) for name, inner in value.items()}
+        return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     if isinstance(value, set | frozenset):
-        return sorted(_plain(inner) for inner in value)
+        return sorted(plain(inner) for inner in value)
+    if isinstance(value, float) and math.isinf(value):
+        return {"__float__": "Infinity" if value > 0 else "-Infinity"}
     if value is None or isinstance(value, bool | int | float | str):
         return getattr(value, "value", value)
     return str(getattr(value, "value", value)).removeprefix("torch.")
