@@ -6,6 +6,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import typer
@@ -26,7 +27,14 @@ from tonnage.cli import (
 )
 from tonnage.errors import TonnageError
 from tonnage.printable import filtered
-from tonnage.synonyms import NO_SOURCE, explain_unknown_option, find_option, find_train_option, is_without_effect
+from tonnage.synonyms import (
+    NO_SOURCE,
+    explain_unknown_option,
+    find_option,
+    find_serve_option,
+    find_train_option,
+    is_without_effect,
+)
 
 INTERRUPTED = 130
 USAGE = 2
@@ -111,14 +119,18 @@ def _run(arguments: Sequence[str]) -> int:
     except Exception as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help was printed instead
             return USAGE
-        if (message := _usage_message(error)) is not None:
+        if (message := _usage_message(error, serves=_is_about_serving(arguments))) is not None:
             return _fail(message, USAGE)
         if (message := _disk_message(error)) is not None:
             return _fail(message, TonnageError.exit_code)
         return _bug(error)
 
 
-def _usage_message(error: Exception) -> str | None:
+def _is_about_serving(arguments: Sequence[str]) -> bool:
+    return "--task=serve" in arguments or ("--task", "serve") in pairwise(arguments)
+
+
+def _usage_message(error: Exception, *, serves: bool) -> str | None:
     """Return typer's message about wrong options, or None for another error.
 
     Only some versions of typer export the classes of these errors, so they are known by their `format_message`.
@@ -127,12 +139,12 @@ def _usage_message(error: Exception) -> str | None:
         return None
     context = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "tonnage"
-    message = _other_word_message(error) or str(error.format_message()).strip()
+    message = _other_word_message(error, serves=serves) or str(error.format_message()).strip()
     message = message.removesuffix(".") if message.endswith("?.") else message  # some versions end it twice
     return f"{message}{'' if message.endswith(('.', '?')) else '.'} See {where} --help."
 
 
-def _other_word_message(error: Exception) -> str | None:
+def _other_word_message(error: Exception, *, serves: bool) -> str | None:
     """Return what an option of another program is called here; None for another error, or an unknown word."""
     name, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
     if not isinstance(name, str) or context is None or not hasattr(error, "possibilities"):
@@ -142,7 +154,8 @@ def _other_word_message(error: Exception) -> str | None:
     own = {option for parameter in context.command.params for option in parameter.opts}
     if context.command.name == "train":
         return _explain_train_option(name)
-    known, is_script = find_option(name), "--timeout" in own and "--seq-len" not in own
+    is_script = "--timeout" in own and "--seq-len" not in own
+    known = find_serve_option(name) if serves else find_option(name)
     if known is not None and (known.option == "MODEL" or f"--{known.option}" in own) and not is_script:
         return f"No such option: {name}. Here it is {known.on_command_line}."
     if is_script and (known is not None or is_without_effect(name) or name in _request_options()):

@@ -27,6 +27,7 @@ from tonnage.serving.network import ServedNetwork, read_network
 from tonnage.serving.planning import Question, ServeSolution, find_limit, plan_serving
 from tonnage.serving.settings import ServeSettings
 from tonnage.serving.tasks import is_given
+from tonnage.synonyms import find_serve_option
 
 SETTINGS: Final = tuple(item.name for item in fields(ServeSettings))
 """Names of the settings of an engine."""
@@ -166,8 +167,9 @@ def _settings(options: Mapping[str, Any]) -> ServeSettings:
     """Return the settings of options by name.  Raises UsageError for one that no engine has."""
     unknown = next((name for name in options if name not in SETTINGS), None)
     if unknown is not None:
-        near = closest(unknown, SETTINGS, limit=1)
+        known, near = find_serve_option(unknown), closest(unknown, SETTINGS, limit=1)
         hint = f"; close: {near[0]}" if near else ""
+        hint = f"; here it is {known.in_python}" if known is not None else hint
         raise UsageError(
             f"Unknown option {unknown!r} of --task serve{hint}; possible: {', '.join(sorted(SETTINGS))}."
         )

@@ -24,6 +24,15 @@ _IN_TRAINING: Final = {
 """Options of training that are the nearest to those of an engine."""
 
 
+_IN_SERVING: Final = {
+    "seq_len": "--max-len",
+    "micro_batch": "--max-seqs",
+    "global_batch_tokens": "--max-batched-tokens",
+    "quant": "--quantization",
+}
+"""Options of an engine that are the nearest to those of training."""
+
+
 def is_given(value: object) -> bool:
     """Return True unless a value stands for an option that was not given."""
     return value is not None and value is not False and value != ()
@@ -41,7 +50,8 @@ def check_task(task: str, serving: Mapping[str, Any], training: Mapping[str, Any
     if wrong is None:
         return
     if task == "serve":
-        instead = "with --task serve leave it out"
+        meant = _IN_SERVING.get(wrong)
+        instead = f"with --task serve {'leave it out' if meant is None else f'give {meant}'}"
     else:
         meant = _IN_TRAINING.get(wrong)
         instead = f"add --task serve, or {'leave it out' if meant is None else f'for training give {meant}'}"
