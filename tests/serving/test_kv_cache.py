@@ -5,6 +5,7 @@ import pytest
 from tonnage.catalog.models import find_model
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.serving.cache_layers import read_layers
+from tonnage.serving.facts import vllm_facts
 from tonnage.serving.kv_cache import LayerCache, Request, heads_on_rank, lay_out, split_stages
 from tonnage.units import GIB
 
@@ -141,6 +142,44 @@ def test_tokens_that_logs_print_for_networks_with_states(fields, tp, pool_gib, b
     assert layout.block_tokens == block_tokens
     assert pool.tokens(request, by_concurrency=True) == pytest.approx(tokens, abs=1)
     assert pool.concurrency(request) == pytest.approx(concurrency, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pool_gib", "block_tokens", "concurrency"),
+    [
+        (
+            {
+                **{"model_type": "falcon_h1", "num_hidden_layers": 24, "hidden_size": 2048, "num_attention_heads": 8},
+                **{"num_key_value_heads": 2, "head_dim": 128, "mamba_n_heads": 48, "mamba_d_head": 64},
+                **{"mamba_d_state": 256, "mamba_n_groups": 1, "mamba_d_conv": 4},
+            },
+            *(37.27, 1568, 115.33),
+        ),
+        (
+            {
+                **{"model_type": "granitemoehybrid", "hidden_size": 1536, "num_attention_heads": 12},
+                **{"num_key_value_heads": 4, "mamba_n_heads": 48, "mamba_d_head": 64, "mamba_d_state": 128},
+                **{"mamba_n_groups": 1, "mamba_d_conv": 4},
+                "layer_types": ["attention" if index in (5, 15, 25, 35) else "mamba" for index in range(40)],
+            },
+            *(26.94, 400, 183.88),
+        ),
+    ],
+    ids=["falcon-h1", "granite-4.0-h"],
+)
+def test_a_state_of_mamba_2_takes_a_further_block(fields, pool_gib, block_tokens, concurrency):
+    """vLLM 0.33.0 on the ghost, requests of 8,192 tokens."""
+    facts = vllm_facts((0, 33, 0))
+    request = Request(
+        length=8192,
+        batched_tokens=16_384,
+        state_blocks=facts.state_blocks,
+        checkpoint_blocks=facts.checkpoint_blocks,
+    )
+    layout = lay_out(read_layers(fields, element_bytes=2))
+    assert layout.block_tokens == block_tokens
+    assert layout.fill(int(pool_gib * GIB)).concurrency(request) == pytest.approx(concurrency, rel=5e-4)
+    assert vllm_facts((0, 32, 0)).checkpoint_blocks == 0
 
 
 def test_a_network_of_states_alone_holds_requests_of_any_length():

@@ -56,7 +56,7 @@ def _read(text: Mapping[str, Any], kind: str, element_bytes: float, tp: int) -> 
         if word in _NOTHING_WORDS:
             continue
         if word in _STATE_WORDS:
-            found.append(LayerCache(kind="state", state_bytes=_state_bytes(text, kind, word, tp)))
+            found.append(_state_layer(text, kind, word, tp))
         elif word in _WINDOW_WORDS:
             found.append(
                 LayerCache(
@@ -70,7 +70,7 @@ def _read(text: Mapping[str, Any], kind: str, element_bytes: float, tp: int) -> 
         else:
             raise CannotEstimate(f"The KV cache of a layer of the kind {word!r} is not known.")
         if word == "hybrid":  # attention and a state side by side
-            found.append(LayerCache(kind="state", state_bytes=_state_bytes(text, kind, "mamba2", tp)))
+            found.append(_state_layer(text, kind, "mamba2", tp))
     return found
 
 
@@ -141,6 +141,13 @@ def _known_period(kind: str) -> int | None:
     periods = types_with("layer_period")
     family = next((name for name in periods if kind == name or kind.startswith((f"{name}_", f"{name}-"))), None)
     return None if family is None else int(periods[family])
+
+
+def _state_layer(text: Mapping[str, Any], kind: str, word: str, tp: int) -> LayerCache:
+    """Return a layer with a state.  Mamba layers with heads are Mamba-2."""
+    has_heads = any(text.get(name) for name in ("mamba_n_heads", "mamba_num_heads", "num_heads"))
+    is_mamba2 = word in ("mamba", "mamba2", "M") and has_heads
+    return LayerCache(kind="state", state_bytes=_state_bytes(text, kind, word, tp), is_mamba2=is_mamba2)
 
 
 def _state_bytes(text: Mapping[str, Any], kind: str, word: str, tp: int) -> int:

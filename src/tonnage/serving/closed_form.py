@@ -177,8 +177,11 @@ def _request(full: FullSettings) -> Request:
         return Request(length=full.max_len, batched_tokens=full.max_batched_tokens)
     facts = vllm_facts(full.engine.version)
     batched = facts.steps_in_flight * full.max_batched_tokens
-    states = 1 if full.stated.no_prefix_caching else facts.state_blocks
-    return Request(length=full.max_len, batched_tokens=batched, state_blocks=states)
+    states, copies = (1, 0) if full.stated.no_prefix_caching else (facts.state_blocks, facts.checkpoint_blocks)
+    drafted = full.stated.draft_tokens or 0  # a state for each, as some of them may be rejected
+    return Request(
+        length=full.max_len, batched_tokens=batched, state_blocks=states + drafted, checkpoint_blocks=copies
+    )
 
 
 def _stages(network: ServedNetwork, cached_layers: int, settings: ServeSettings) -> tuple[range, ...]:

@@ -88,6 +88,8 @@ class VllmFacts:
     """Steps that may hold blocks at once."""
     state_blocks: int = 1
     """Blocks for each state of fixed size of a request."""
+    checkpoint_blocks: int = 0
+    """Further blocks for each state of a Mamba-2 layer: a copy that is made inside a prompt, for cached prefixes."""
     source: tuple[str, ...]
 
 

@@ -41,6 +41,8 @@ class LayerCache:
     """Tokens that a windowed layer sees."""
     state_bytes: int = 0
     """Bytes of the state of one request."""
+    is_mamba2: bool = False
+    """True for the state of a Mamba-2 layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,8 @@ class Request:
     """Tokens whose blocks may be taken and not yet freed: those of one step, of two where steps overlap."""
     state_blocks: int = 1
     """Blocks for a state of fixed size; 2 where prefixes are cached, for the state at the last whole block."""
+    checkpoint_blocks: int = 0
+    """Further blocks for a state of Mamba-2."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +69,12 @@ class Group:
     block_tokens: int
     """Tokens of one block."""
     window: int = 0
+    is_mamba2: bool = False
 
     def blocks(self, request: Request) -> int:
         """Return the most blocks that one request holds."""
         if self.kind == "state":
-            return request.state_blocks
+            return request.state_blocks + request.checkpoint_blocks * self.is_mamba2
         if self.kind == "full":
             return ceil(request.length / self.block_tokens)
         held = min(self.window - 1 + request.batched_tokens, request.length)
@@ -158,20 +163,29 @@ def lay_out(layers: Sequence[LayerCache], block_tokens: int = BLOCK_TOKENS) -> L
         first = layers[0]
         tokens = 0 if states else block_tokens
         pages = [layer.state_bytes or layer.token_bytes * block_tokens for layer in layers]
-        group = Group(kind=first.kind, layers=len(layers), block_tokens=tokens, window=first.window)
+        group = Group(
+            kind=first.kind,
+            layers=len(layers),
+            block_tokens=tokens,
+            window=first.window,
+            is_mamba2=first.is_mamba2,
+        )
         return Layout(groups=(group,), block_bytes=sum(pages), page_bytes=max(pages))
     if states:
         block_tokens = _raise_block(block_tokens, states, attention)
     page_bytes = max(layer.token_bytes * block_tokens for layer in attention)
-    alike = Counter((layer.kind, layer.window, _tokens_of_page(layer, page_bytes, block_tokens)) for layer in layers)
+    alike = Counter(
+        (layer.kind, layer.window, layer.is_mamba2, _tokens_of_page(layer, page_bytes, block_tokens))
+        for layer in layers
+    )
     fewest, most = min(alike.values()), max(alike.values())
     size = most if most < fewest * _BALANCED else fewest
     groups = []
-    for (kind, window, tokens), count in alike.items():
+    for (kind, window, is_mamba2, tokens), count in alike.items():
         parts = ceil(count / size)
         for part in range(parts):
             held = len(range(part, count, parts))
-            groups.append(Group(kind=kind, layers=held, block_tokens=tokens, window=window))
+            groups.append(Group(kind=kind, layers=held, block_tokens=tokens, window=window, is_mamba2=is_mamba2))
     return Layout(groups=tuple(groups), block_bytes=size * page_bytes, page_bytes=page_bytes)
 
 
