@@ -267,6 +267,11 @@ def test_degrees_that_cannot_be(degree, gpu):
         ask("llama-3.1-8b", gpu, **degree)
 
 
+def test_a_part_of_an_expert_is_refused_by_the_degrees_that_make_it():
+    with pytest.raises(UsageError, match=r"^--dp 7: 768 experts' inner width cannot be divided among 7 ranks\.$"):
+        ask("qwen3-30b-a3b", "7xh100-80gb", dp=7)
+
+
 def test_a_folder_with_weights_is_read(tmp_path):
     config = find_model("smollm2-135m").config()
     tensors = {

@@ -82,3 +82,5 @@ def test_expert_parallel_ranks_have_whole_experts():
     assert (divided.stacked, divided.rows) == (128, 2 * 768 // 4)
     assert (whole.stacked, whole.rows) == (32, 2 * 768)
     assert divided.elements == whole.elements
+    fullest = {w.name: w for w in list_weights(shape, ep=6)}["experts up"]  # vLLM gives two ranks one more
+    assert fullest.stacked == 22

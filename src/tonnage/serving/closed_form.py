@@ -268,7 +268,8 @@ def _by_part(network: ServedNetwork, full: FullSettings, stage: range) -> dict[s
     try:
         return {**_own_parts(network, full, stage, ep), **extra_weights(network, full, stage, ep=ep)}
     except ValueError as error:
-        raise UsageError(f"--tp {stated.tp}: {error}.") from None
+        degrees = ", ".join(f"--{name} {value}" for name in ("tp", "dp") if (value := getattr(stated, name)) > 1)
+        raise UsageError(f"{degrees}: {error}.") from None
 
 
 def _known_shape(network: ServedNetwork) -> Shape:

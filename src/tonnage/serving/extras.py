@@ -7,6 +7,7 @@ average (Leviathan et al. 2023, arXiv 2211.17192, equation 1).
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import ceil
 from typing import Any, Final
 
 from tonnage.errors import CannotEstimate, UsageError
@@ -175,8 +176,8 @@ def list_adapters(shape: Shape, full: FullSettings, *, ep: int, layers: int, wor
             yield from pair("down", inner // tp, h, count)
     if routed:
         inner = shape.expert_intermediate // (1 if ep > 1 else tp)
-        yield from pair("experts up", h, inner, merged * routed, shape.experts // ep)
-        yield from pair("experts down", inner, h, routed, shape.experts // ep)
+        yield from pair("experts up", h, inner, merged * routed, ceil(shape.experts / ep))
+        yield from pair("experts down", inner, h, routed, ceil(shape.experts / ep))
         yield from pair("router", h, shape.experts, routed)
     if words:
         yield from pair("head", h, shape.vocab, 1)

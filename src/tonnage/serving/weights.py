@@ -143,7 +143,7 @@ def _feed_forward(shape: Shape, tp: int, expert_tp: int, ep: int, stage: range, 
     routed = len(stage) - dense
     if not shape.experts or not routed:
         return
-    experts = _divide(shape.experts, ep, "experts")
+    experts = ceil(shape.experts / ep)  # of the fullest rank
     inner = shape.expert_intermediate
     if ep == 1:
         inner = _divide(inner, expert_tp, "experts' inner width")
