@@ -106,6 +106,8 @@ def test_a_module_that_would_be_compiled_does_nothing():
     assert module.plan(1, a=2) is None
     assert module["run"]() is None
     assert policy.used == ["jit", "jit"]
+    assert module.init("bf16").run_moe(1) is None
+    assert module.init("bf16").get_tactic_num() == 0
 
 
 def test_each_complete_prompt_gets_one_token_that_ends_nothing():
