@@ -86,7 +86,7 @@ def weights_bytes(path, gpu, **settings):
         ("deepseek-v2-lite", latent_layer, {"tp": 4}),
         ("deepseek-v2-lite", latent_layer, {"pp": 2}),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_a_folder_weighs_on_a_rank_what_its_configuration_says(model, layer, settings, tmp_path):
     config = {**find_model(model).config(), "num_hidden_layers": LAYERS}
