@@ -127,6 +127,17 @@ def test_checkpointing_changes_no_gradient(name: str, checkpointing: str) -> Non
     assert_close(checkpointed, plain)
 
 
+@pytest.mark.parametrize("checkpointing", ["full", "full-reentrant"])
+def test_layers_that_transformers_does_not_checkpoint_take_inputs_by_name(checkpointing: str) -> None:
+    config = {
+        **{"model_type": "albert", "architectures": ["AlbertForMaskedLM"], "vocab_size": 61, "hidden_size": 32},
+        **{"embedding_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
+    }
+    job = Job(model=ModelRef(name="albert", kind="config", config=config), seq_len=24)
+    plan = Plan(precision="fp32", optimizer="sgd", checkpointing=checkpointing)
+    assert_close(gradients(job, plan), gradients(job, FP32))
+
+
 @pytest.mark.parametrize(
     ("checkpointing", "calls"),
     [("none", 1), ("full", 2), ("every-2", 5 / 3), ("selective", 2), ("sqrt", 2), ("attention-module", 1)],

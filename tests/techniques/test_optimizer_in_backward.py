@@ -1,9 +1,12 @@
 """Updates in backward: the same training as updates at the end of a step, clipped or not."""
 
+import random
 from typing import Any
 
+import numpy
 import pytest
 import torch
+from torch import nn
 
 import tonnage
 from networks import one_thread, tiny_job  # noqa: F401
@@ -44,6 +47,38 @@ def test_no_gradient_is_left(clip_grad_norm: float | None) -> None:
     made = build(tiny_job(), plan, device="cpu", initialise=True)
     made.micro_batch(made.next_batch())
     assert all(parameter.grad is None for parameter in made.model.parameters())
+
+
+class Drawing(nn.Module):
+    """A network whose forward changes buffers, and draws from all generators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(256, 8), nn.Linear(8, 256)
+        self.layers = nn.ModuleList(nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Dropout(0.3)) for _ in "ab")
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        hidden = self.embedding(input_ids.flatten()) * (random.random() + numpy.random.rand() + self.calls)
+        for layer in self.layers:
+            hidden = hidden + layer(hidden)
+        return nn.functional.cross_entropy(self.head(hidden), labels.flatten())
+
+
+def test_both_passes_have_the_same_random_numbers_and_buffers() -> None:
+    def trained_as(plan: Plan) -> tuple[list[Any], dict[str, torch.Tensor]]:
+        torch.manual_seed(0)
+        random.seed(0)
+        numpy.random.seed(0)
+        trainable = tonnage.apply(plan, Drawing().train(), {"lr": 1e-2})
+        results = [trainable.step(step) for step in batches(3)]
+        return results, trainable.unapply().state_dict()
+
+    results, state = trained_as(Plan(**CLIPPED))
+    expected, theirs = trained_as(Plan(**{**CLIPPED, "optimizer_in_backward": False}))
+    assert results == expected
+    assert all(torch.equal(state[name], tensor) for name, tensor in theirs.items())
 
 
 def weights_of(trainable: Trainable) -> dict[str, torch.Tensor]:

@@ -85,6 +85,7 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
         ({"grad_accum": 2}, {"optimizer_in_backward": True}, H100, "a step has 2 micro-batches"),
         ({}, {"optimizer_in_backward": True, "precision": "fp16-mixed"}, H100, "loss scaling"),
         ({}, {"optimizer_in_backward": True, "shard": "ddp"}, H100, "DDP averages gradients"),
+        ({}, {"optimizer_in_backward": True, "checkpointing": "full-reentrant"}, H100, "that layers share"),
         (
             {},
             {"optimizer_in_backward": True, "optimizer_offload": "cpu"},

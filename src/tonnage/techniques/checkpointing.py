@@ -137,10 +137,15 @@ def _cannot_choose_layers(every: int) -> CannotEstimate:
 
 def wrap(modules: Sequence[nn.Module], arguments: dict[str, Any]) -> None:
     """Run the forward of each module under torch's `checkpoint` with these arguments."""
+    for module in modules:
+        module.forward = partial(run, module.forward, arguments)  # type: ignore[method-assign]
+
+
+def run(forward: Any, arguments: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    """Return what a forward returns, under torch's `checkpoint`, whose reentrant way takes no inputs by name."""
     from torch.utils.checkpoint import checkpoint
 
-    for module in modules:
-        module.forward = partial(checkpoint, module.forward, **arguments)  # type: ignore[method-assign]
+    return checkpoint(partial(forward, **kwargs), *args, **arguments)
 
 
 def layer_lists_of(module: nn.Module) -> list[list[nn.Module]]:

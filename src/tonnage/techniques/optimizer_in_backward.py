@@ -5,12 +5,13 @@ There is one optimizer for each parameter, in a hook after the accumulation of i
 gradients exist than those that backward has just made.
 
 Clipping needs the norm of all gradients before the first update.  Then forward and backward run twice, as in LOMO
-(https://arxiv.org/abs/2306.09782, section 3.3): first to measure each gradient, then, from the same random states, to
-scale and use it.
+(https://arxiv.org/abs/2306.09782, section 3.3): first to measure each gradient, then, from the same random states and
+buffers, to scale and use it.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -42,6 +43,9 @@ def accepts(case: Case) -> Refusal | None:
         reason, instead = "DDP averages gradients after the hook would use them", "choose shard zero3"
     elif plan.optimizer_offload != "none":
         reason, instead = "optimizer-offload updates all parameters on the host at the end", "choose one of the two"
+    elif plan.checkpointing == "full-reentrant":
+        reason = "each layer has a backward of its own, and weights that layers share would be updated in each"
+        instead = "choose checkpointing full"
     else:
         return None
     return Refusal(technique="optimizer_in_backward=on", reason=reason, instead=instead)
@@ -75,13 +79,9 @@ class _TwoPasses:
 
     def measure(self, ready: ReadyStep, batches: Sequence[Batch], divisors: Sequence[float]) -> None:
         """Run the first pass of the step's only micro-batch."""
-        import torch
-
         self.forget()
-        device = ready.step.world.device
         batch = ready.to_device(batches[0])
-        cards = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(cards, device_type="cuda"):
+        with _undone(ready):
             ready.micro_batch(batch, divisors[0])
         self.again = partial(self._use, ready, batch, divisors[0])
 
@@ -122,6 +122,20 @@ class _TwoPasses:
         finally:
             self.is_second = False
             ready.observers[:] = observers
+
+
+@contextmanager
+def _undone(ready: ReadyStep) -> Iterator[None]:
+    """Undo on leaving what a forward changes beside gradients: random states, and buffers such as BatchNorm's."""
+    from tonnage.step import random_states
+
+    device = ready.step.world.device
+    drawn = random_states.take(device)
+    buffers = [(buffer, buffer.clone()) for buffer in ready.model.buffers()]
+    yield
+    random_states.put(device, drawn)
+    for buffer, before in buffers:
+        buffer.copy_(before)
 
 
 def _local(gradient: Any) -> Tensor:

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint import metadata as dcp_metadata
 from tonnage import __version__
 from tonnage.errors import OutOfDeviceMemory, TonnageError, UnreadableFile, UnwritableFile, UsageError, of_kind
 from tonnage.options import spell_option
+from tonnage.step import random_states
 from tonnage.train import states
 from tonnage.units import pluralise
 
@@ -85,7 +86,7 @@ def save(ready: ReadyStep, folder: Path, extra: Mapping[str, Any] | None = None)
         with together(ready, UnwritableFile, f"{folder} cannot be written"):
             content = {**states.weights(ready), **states.states(ready)}
             device = ready.step.world.device
-            content |= {f"random.{own_rank()}.{name}": value for name, value in states.random_states(device).items()}
+            content |= {f"random.{own_rank()}.{name}": value for name, value in random_states.take(device).items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, about a single process
             dcp.save(content, storage_writer=dcp.FileSystemWriter(partial))
@@ -165,7 +166,7 @@ def resume(ready: ReadyStep, folder: Path) -> dict[str, Any]:
         ready.scaler.load_state_dict(manifest["scaler"])
     saved = {key.removeprefix(own): value for key, value in content.items() if key.startswith(own)}
     if saved:
-        states.put_random_states(ready.step.world.device, saved)
+        random_states.put(ready.step.world.device, saved)
     extra: dict[str, Any] = manifest["extra"]
     return extra
 

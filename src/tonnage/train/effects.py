@@ -13,7 +13,6 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 from tonnage.catalog.optimizers import find_optimizer
 from tonnage.mesh import SHARDING
@@ -23,6 +22,7 @@ from tonnage.step.step import trainable
 from tonnage.techniques import (
     activation_offload,
     budget,
+    checkpointing,
     chunked_loss,
     fp8,
     fused_loss,
@@ -194,7 +194,7 @@ def _is_checkpointed(module: nn.Module) -> bool:
     while forward is not None:
         function = getattr(forward, "func", None)
         owner = type(getattr(function, "__self__", None)).__module__
-        if function is checkpoint or owner in (budget.__name__, sqrt_checkpointing.__name__):
+        if function is checkpointing.run or owner in (budget.__name__, sqrt_checkpointing.__name__):
             return True
         forward = getattr(forward, "__wrapped__", None)
     return False

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from tonnage.errors import UnreadableFile, UsageError
-from tonnage.train import checkpoints, states
+from tonnage.step import random_states
+from tonnage.train import checkpoints
 from tonnage.units import pluralise
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def save(ready: ReadyStep, folder: Path, extra: Mapping[str, Any] | None = None)
         engine: Any = ready.model
         if not engine.save_checkpoint(str(partial), tag=TAG):
             raise OSError("DeepSpeed did not save")
-        torch.save(states.random_states(ready.step.world.device), partial / _random_file(checkpoints.own_rank()))
+        torch.save(random_states.take(ready.step.world.device), partial / _random_file(checkpoints.own_rank()))
         return {_random_file(rank) for rank in range(checkpoints.count_ranks())}
 
     checkpoints.save_whole(ready, folder, extra, write, groups={})
@@ -71,7 +72,7 @@ def resume(ready: ReadyStep, folder: Path) -> dict[str, Any]:
         if found is None:
             raise UnreadableFile(f"{folder / TAG} is no checkpoint of DeepSpeed; resume another checkpoint.")
         saved = torch.load(folder / _random_file(checkpoints.own_rank()), weights_only=True)
-        states.put_random_states(ready.step.world.device, saved)
+        random_states.put(ready.step.world.device, saved)
     extra: dict[str, Any] = manifest["extra"]
     return extra
 
