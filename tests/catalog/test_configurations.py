@@ -201,7 +201,9 @@ def test_file_without_read_permission_is_refused(written, monkeypatch):
         ("lama-3.1-8b", "Close: llama-3.1-8b"),
         ("qwen3-7b", "qwen3-"),
         ("no/such/folder", "Unknown model 'no/such/folder'"),
-        ("missing/config.json", "Unknown model 'missing/config.json'"),
+        ("missing/config.json", "Unknown model 'missing/config.json'. There is no such file"),
+        ("missing.json", "There is no such file"),
+        ("./missing.sh", "There is no such file"),
         ("", "Unknown model ''"),
         ("~nobody-of-that-name/model", "Unknown model"),
         ("a\0b", "Unknown model"),
@@ -215,6 +217,18 @@ def test_unknown_models_are_refused_with_close_names_and_all_forms(name, words):
     assert words in message
     assert "package.module:factory" in message
     assert len(message) < 500
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("train.py", "is a script, not a model; run it after two dashes"),
+        ("plan.toml", "a plan file is given as --plan"),
+    ],
+)
+def test_files_for_other_arguments_are_named(tmp_path, name, words):
+    (tmp_path / name).write_text("x = 1")
+    assert words in refusal(str(tmp_path / name))
 
 
 def test_catalog_repository_needs_no_network():

@@ -68,6 +68,9 @@ def test_json_describes_the_script(tonnage: Any, asked: Any) -> None:
         (["--seq-len", "512", "--", sys.executable, "x.py"], "--seq-len is set by the script itself"),
         (["--engine", "trl", "--", sys.executable, "x.py"], "--engine is set by the script itself"),
         (["gpt2", "llama-3.1-8b"], "'gpt2' is neither a program on PATH nor a file"),
+        (["--", "./missing.sh"], "missing.sh does not exist"),
+        (["--", "missing.py"], "missing.py does not exist"),
+        (["--", __file__], "cannot be executed; run it by its program: tonnage plan --gpu t4 -- python"),
         ([], "Missing argument"),
     ],
 )

@@ -117,6 +117,9 @@ def _find_path(model: str) -> Path | None:
         return None
 
 
+SCRIPT_SUFFIXES: Final = (".py", ".sh")
+"""Ends of names of programs, which no model has."""
+
 _WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
 
 
@@ -125,6 +128,12 @@ def _from_path(path: Path) -> ModelRef:
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
         raise UnreadableModel(f"{str(path)!r} is a folder without config.json; give the model's own folder or file.")
+    if file.suffix.lower() in SCRIPT_SUFFIXES:
+        raise UnreadableModel(
+            f"{str(file)!r} is a script, not a model; run it after two dashes: tonnage dry-run -- python train.py."
+        )
+    if file.suffix.lower() == ".toml":
+        raise UnreadableModel(f"{str(file)!r} is no configuration; a plan file is given as --plan {file}.")
     if file.suffix.lower() in _WEIGHT_SUFFIXES:
         raise UnreadableModel(
             f"{str(file)!r} is a file of weights, which are not read; give the config.json beside it, or the folder."
@@ -207,6 +216,8 @@ def _raise_unknown(model: str, reason: str = "") -> NoReturn:
     names = list(dict.fromkeys(known.id for known in map(find_model, near) if known is not None))[:3]
     hint = f"Close: {', '.join(names)}. " if names else ""
     shown = model if len(model) <= 80 else model[:77] + "..."
+    if not reason and ("/" in model or model.endswith((".json", *SCRIPT_SUFFIXES))):
+        reason = "There is no such file or folder. "
     raise UnknownModel(
         f"Unknown model {shown!r}. {reason}{hint}Possible: "
         "a name of `tonnage models`, a folder, a config.json, org/name, package.module:factory."
