@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
@@ -68,6 +68,26 @@ def format_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
+
+
+class Pace:
+    """Seconds that are left: the mean of a step since the first one, with the evaluations and saves between steps.
+
+    The first step, which also loads kernels and compiles, counts only until there is a second one.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first: tuple[int, float] | None = None
+
+    def seconds_left(self, step: int, total: int, step_seconds: float) -> float:
+        """Return the seconds from the end of this step, which took `step_seconds`, to that of the last one."""
+        now = self._clock()
+        if self._first is None:
+            self._first = step, now
+        first, then = self._first
+        each = (now - then) / (step - first) if step > first else step_seconds
+        return each * (total - step)
 
 
 class Progress:

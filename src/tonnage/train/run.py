@@ -30,7 +30,7 @@ from tonnage.train import setup as setups
 from tonnage.train.guard import Guard
 from tonnage.train.metrics import Line, Metrics
 from tonnage.train.prediction import Estimation, Predicted
-from tonnage.train.progress import Progress, describe, draw_curve
+from tonnage.train.progress import Pace, Progress, describe, draw_curve
 from tonnage.units import pluralise
 
 if TYPE_CHECKING:
@@ -160,6 +160,7 @@ class _Run:
     def __init__(self, setup: Setup, rank: int, progress: Progress) -> None:
         self._setup, self._rank, self._progress = setup, rank, progress
         self._settings = setup.settings
+        self._pace = Pace()
         self._state = _State()
         self._guard = Guard(sigmas=self._settings.spike_sigmas)
         self._checkpoints = self._settings.out / CHECKPOINTS
@@ -446,7 +447,7 @@ class _Run:
             return
         self._metrics.write(line)
         total = self._setup.lengths.total
-        seconds_left = line.step_seconds * (total - line.step)
+        seconds_left = self._pace.seconds_left(line.step, total, line.step_seconds)
         capacity = None if self._setup.on_cpu else torch.cuda.mem_get_info()[1]
         text = describe(line, total=total, seconds_left=seconds_left, capacity_bytes=capacity)
         self._progress.show(text, always=line.step in (1, total) or line.evaluation_loss is not None)
