@@ -228,6 +228,8 @@ def test_a_network_that_does_not_write_from_hidden_states_has_no_loss_in_slices(
         ({"model_type": "cohere", "logit_scale": 0.5}, 1.0),
         ({"model_type": "falcon_h1", "lm_head_multiplier": 0.25}, 0.5),
         ({"model_type": "muse", "output_multiplier": 3.0, "final_logit_softcapping": 2.0}, 2 * math.tanh(3)),
+        ({"model_type": "recurrent_gemma", "logits_soft_cap": 2.0}, 2 * math.tanh(1)),
+        ({"model_type": "xlstm", "output_logit_soft_cap": 2.0}, 2 * math.tanh(1)),
         ({"model_type": "llama", "logits_scaling": None}, 2.0),
     ],
 )

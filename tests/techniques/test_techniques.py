@@ -75,6 +75,8 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
         ({"name": "llama", "grad_accum": 2}, {"pp": 2, "outputs": "loop"}, H100, "the pipeline's schedule decides"),
         ({"name": "t5"}, {"loss": "chunked"}, H100, "t5 is an encoder-decoder"),
         ({"name": "bert"}, {"loss": "chunked"}, H100, "BertForMaskedLM is not a causal language model"),
+        ({"model": tiny("mixtral", output_router_logits=True)}, {"loss": "fused"}, H100, "adds to its loss"),
+        ({"model": tiny("bert", architectures=["BertLMHeadModel"])}, {"loss": "chunked"}, H100, "a layer stands"),
         ({}, {"optimizer": "adafactor", "shard": "zero3"}, H100, "Adafactor fails on FSDP2"),
         ({}, {"param_offload": "cpu"}, H100, "shard is none"),
         ({}, {"param_offload": "nvme", "shard": "zero3"}, H100, "not in files"),

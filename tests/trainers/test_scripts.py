@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from networks import TINY, tiny_job
 from tonnage.plans import Plan
 from tonnage.step import model
+from tonnage.techniques.chunked_loss import logits
 from tonnage.trainers import job_file
 
 
@@ -48,6 +50,28 @@ def test_a_loss_in_slices_is_that_of_a_network_that_sees(
     plain = network(**batch).loss
     [loss] = loop.in_slices(said, network)(**batch)
     assert torch.allclose(loss, plain)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "granite", "logits_scaling": 4.0},
+        {"model_type": "hyperclovax", "logits_scaling": 4.0},
+        {"model_type": "falcon_h1", "lm_head_multiplier": 0.25},
+        {"model_type": "muse", "output_multiplier": 3.0, "final_logit_softcapping": 2.0},
+        {"model_type": "recurrent_gemma", "logits_soft_cap": 2.0},
+        {"model_type": "xlstm", "output_logit_soft_cap": 2.0},
+    ],
+    ids=lambda fields: fields["model_type"],
+)
+def test_a_loss_in_slices_scales_logits_as_the_plan_does(scripts: Any, fields: dict[str, Any]) -> None:
+    _, loop, _ = scripts
+    config = SimpleNamespace(**fields)
+    config.get_text_config = lambda: config
+    network = SimpleNamespace(config=config, get_output_embeddings=lambda: torch.nn.Identity())
+    hidden, targets = torch.linspace(-3, 3, 12).view(3, 4), torch.tensor([0, 3, 2])
+    expected = torch.nn.functional.cross_entropy(logits(network, hidden), targets, reduction="sum")
+    torch.testing.assert_close(loop._summed(network, hidden, targets), expected)
 
 
 @pytest.fixture

@@ -35,21 +35,26 @@ _TASKS: Final = ("causal-lm", "image-text-to-text")
 SCALINGS: Final = ("logits_scaling", "logit_scale", "lm_head_multiplier", "output_multiplier")
 """Configuration fields that scale logits: divided by the first (except in HyperCLOVA X), multiplied by the others."""
 
-CAP: Final = "final_logit_softcapping"
-"""Configuration field with the value at which logits are capped."""
+CAPS: Final = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""Configuration fields with the value at which logits are capped."""
+
+ADDITIONS: Final = ("output_router_logits", "z_loss_coefficient")
+"""Configuration fields by which a network adds something to its cross-entropy: the balance of experts, z-loss."""
 
 
 def accepts(case: Case) -> Refusal | None:
-    """Refuse networks whose head is not one linear layer on the decoder's last hidden states."""
-    config = case.job.model.config
+    """Refuse networks whose loss is not the cross-entropy of one linear layer on the decoder's last hidden states."""
+    config, text = case.job.model.config, case.job.model.text
     if case.job.model.kind == "factory":
         reason = "the head of a factory's network is not known"
     elif config.get("is_encoder_decoder"):
         reason = f"{config.get('model_type')} is an encoder-decoder"
-    elif config.get("model_type") in types_with("other_heads"):
-        reason = f"the head of {config['model_type']} does not work on the hidden states of its body"
     elif (classes := config.get("architectures")) and not classes[0].endswith(CAUSAL) and not sees_too(config):
         reason = f"{classes[0]} is not a causal language model"
+    elif (own := types_with("other_heads").get(config.get("model_type"))) is not None:
+        reason = f"the loss of {config['model_type']} is not that of a head on the hidden states of its body: {own}"
+    elif added := [name for name in ADDITIONS if text.get(name) or config.get(name)]:
+        reason = f"{config.get('model_type')} adds to its loss ({', '.join(added)})"
     else:
         return None
     return Refusal(technique=f"loss={case.plan.loss}", reason=reason, instead="choose loss plain")
@@ -287,8 +292,9 @@ def logits(network: Any, hidden: Tensor, head: Callable[[Tensor], Tensor] | None
         if (scale := getattr(config, name, None)) is not None:
             divides = name == "logits_scaling" and not multiplies
             scores = scores / scale if divides else scores * scale
-    if (cap := getattr(config, CAP, None)) is not None:
-        scores = torch.tanh(scores / cap) * cap
+    for name in CAPS:
+        if (cap := getattr(config, name, None)) is not None:
+            scores = torch.tanh(scores / cap) * cap
     return scores
 
 

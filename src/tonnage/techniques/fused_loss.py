@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tonnage.job import IGNORED_LABEL
 from tonnage.plans import CHUNK_TOKENS
 from tonnage.techniques import chunked_loss
-from tonnage.techniques.chunked_loss import CAP, SCALINGS
+from tonnage.techniques.chunked_loss import CAPS, SCALINGS
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def accepts(case: Case) -> Refusal | None:
     if refusal is not None or plan.loss == "fused":
         return refusal
     text = case.job.model.text
-    scaled = [name for name in (*SCALINGS, CAP) if text.get(name) not in (None, 1)]
+    scaled = [name for name in (*SCALINGS, *CAPS) if text.get(name) not in (None, 1)]
     if scaled:
         return Refusal(
             technique=f"loss={plan.loss}",

@@ -91,10 +91,12 @@ def _summed(network: Any, hidden: Tensor, targets: Tensor) -> Tensor:
     config = network.config.get_text_config()
     scores = network.get_output_embeddings()(hidden)
     if (divisor := getattr(config, "logits_scaling", None)) is not None:
-        scores = scores / divisor
-    if (factor := getattr(config, "logit_scale", None)) is not None:
-        scores = scores * factor
-    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
-        scores = torch.tanh(scores / cap) * cap
+        scores = scores * divisor if config.model_type.startswith("hyperclovax") else scores / divisor
+    for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):
+        if (factor := getattr(config, name, None)) is not None:
+            scores = scores * factor
+    for name in ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"):
+        if (cap := getattr(config, name, None)) is not None:
+            scores = torch.tanh(scores / cap) * cap
     scores = scores.float()  # under the same name, so that the scores in the narrow dtype are freed
     return cross_entropy(scores, targets, reduction="sum", ignore_index=-100)
