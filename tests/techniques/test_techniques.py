@@ -102,6 +102,7 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
         ({"name": "llama", "seq_len": 25}, {"tp": 2}, H100, "25 tokens cannot be cut into 2 parts"),
         ({"name": "mixtral", "method": "lora"}, {"tp": 2}, H100, "adapters on experts are not divided"),
         ({"name": "llama"}, {"tp": 2, "loss": "fused"}, H100, "takes a whole head"),
+        ({"model": tiny("mixtral", output_router_logits=True), "grad_accum": 2}, {"pp": 2}, H100, "cannot balance"),
         ({"name": "llama", "grad_accum": 4}, {"pp": 4}, H100, "3 layers cannot be cut into 4 stages"),
         ({"name": "llama"}, {"pp": 2}, H100, "a step has 1 micro-batch, fewer than stages"),
         (

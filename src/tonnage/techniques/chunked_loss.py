@@ -51,7 +51,7 @@ def accepts(case: Case) -> Refusal | None:
         reason = f"{config.get('model_type')} is an encoder-decoder"
     elif (classes := config.get("architectures")) and not classes[0].endswith(CAUSAL) and not sees_too(config):
         reason = f"{classes[0]} is not a causal language model"
-    elif (own := types_with("other_heads").get(config.get("model_type"))) is not None:
+    elif (own := types_with("other_heads").get(str(config.get("model_type")))) is not None:
         reason = f"the loss of {config['model_type']} is not that of a head on the hidden states of its body: {own}"
     elif added := [name for name in ADDITIONS if text.get(name) or config.get(name)]:
         reason = f"{config.get('model_type')} adds to its loss ({', '.join(added)})"

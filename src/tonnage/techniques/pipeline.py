@@ -44,6 +44,8 @@ def accepts(case: Case) -> Refusal | None:
         return _refuse(
             plan, "main gradients of a weight shared by two stages are not added up", "choose precision bf16-true"
         )
+    if job.model.text.get("output_router_logits"):
+        return _refuse(plan, "the last stage cannot balance the experts of the others", "choose pp 1")
     if job.model.kind == "factory":
         return _refuse(plan, "where a factory's network is cut is not known", "choose pp 1")
     if case.cluster.device.id == CPU and not case.is_carried_out:
