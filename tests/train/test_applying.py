@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
 import tonnage
 from networks import one_thread  # noqa: F401
@@ -93,6 +93,19 @@ def test_nothing_is_left_after_unapply(name: str) -> None:
         trainable.step(step)
     trainable = apply(model, **CHANGED[name])  # a second time
     assert trainable.step(step).loss < 10
+
+
+@pytest.mark.parametrize("checkpointing", ["sqrt", "budget=1MiB"])
+def test_decoders_with_a_configuration_of_their_own_keep_no_cache(checkpointing: str) -> None:
+    """T5's decoder has one; layers that run again would find a filled cache."""
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 4, "num_heads": 2, "vocab_size": 64}
+    model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0))
+    trainable = apply(model, checkpointing=checkpointing)
+    ids = torch.arange(1, 21).view(2, 10)
+    for _ in range(2):
+        assert not trainable.step([{"input_ids": ids, "labels": ids.clone()}]).skipped
+    assert not trainable.model.decoder.config.use_cache
+    assert trainable.unapply().decoder.config.use_cache
 
 
 @pytest.mark.parametrize("choices", [{}, {"shard": "zero3", "checkpointing": "full"}, {"loss": "fused"}])

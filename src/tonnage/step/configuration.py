@@ -56,6 +56,14 @@ def disable_cache(config: Any) -> None:
             part.use_cache = False
 
 
+def disable_caches(network: Any) -> None:
+    """Turn off the cache of a transformers network, and of parts with a configuration of their own: T5's decoder."""
+    disable_cache(network.config)
+    for config in (getattr(module, "config", None) for module in network.modules()):
+        if config is not None and hasattr(config, "use_cache"):
+            config.use_cache = False
+
+
 def _tie_as_text(config: Any, stated: dict[str, Any]) -> None:
     """Take `tie_word_embeddings` from the text model's configuration if the whole one does not state it.
 

@@ -180,7 +180,7 @@ def _prepare(network: nn.Module) -> None:
     inner = models.hugging_face(network)
     if inner is None:
         return
-    configuration.disable_cache(inner.config)
+    configuration.disable_caches(inner)
     with suppress(UnreadableModel):  # a class of the user's own, whose loss is its own affair
         training.prepare(inner, heads.of(inner).task)
 
