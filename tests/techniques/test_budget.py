@@ -60,6 +60,15 @@ def test_experts_two_stacks_and_random_numbers(name):
         torch.testing.assert_close(ours[parameter], tensor, rtol=1e-4, atol=1e-6, msg=parameter)
 
 
+def test_losses_of_routers_do_not_see_the_run_that_is_measured():
+    """transformers collects the logits of routers in forward; the run has some, which nothing may be learned from."""
+    job = {"model": tiny("qwen3_moe", output_router_logits=True, router_aux_loss_coef=10.0)}
+    _, ours = run("budget=380KiB", name="qwen3_moe", **job)
+    _, plain = run("none", name="qwen3_moe", **job)
+    for parameter, tensor in plain.items():
+        torch.testing.assert_close(ours[parameter], tensor, rtol=1e-4, atol=1e-6, msg=parameter)
+
+
 def test_a_part_waits_on_the_host(monkeypatch):
     """Gradients stay the same; with the link's help more is kept within the same budget."""
     monkeypatch.setattr(hostward, "SMALL_BYTES", 512)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
@@ -36,3 +37,13 @@ def put(device: torch.device, saved: Mapping[str, torch.Tensor]) -> None:
         numpy.random.set_state(("MT19937", words, position, has_spare, saved["numpy_spare"].item()))
     if device.type == "cuda" and "cuda" in saved:
         torch.cuda.set_rng_state(saved["cuda"], device)
+
+
+@contextmanager
+def kept(device: torch.device) -> Iterator[None]:
+    """Set the random states back on leaving to what they were."""
+    drawn = take(device)
+    try:
+        yield
+    finally:
+        put(device, drawn)

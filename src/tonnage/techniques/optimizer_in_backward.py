@@ -129,11 +129,9 @@ def _undone(ready: ReadyStep) -> Iterator[None]:
     """Undo on leaving what a forward changes beside gradients: random states, and buffers such as BatchNorm's."""
     from tonnage.step import random_states
 
-    device = ready.step.world.device
-    drawn = random_states.take(device)
     buffers = [(buffer, buffer.clone()) for buffer in ready.model.buffers()]
-    yield
-    random_states.put(device, drawn)
+    with random_states.kept(ready.step.world.device):
+        yield
     for buffer, before in buffers:
         buffer.copy_(before)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import Context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +33,13 @@ class Measured:
 
 
 def measure(layer: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Measured:
-    """Run a layer once and free everything: what is freed with its graph is what autograd would have saved."""
-    import torch
+    """Run a layer once and free everything: what is freed with its graph is what autograd would have saved.
+
+    Hooks that collect outputs for the network, such as the logits of routers, do not see this run.
+    """
     from torch.autograd.graph import saved_tensors_hooks
 
+    from tonnage.step import random_states
     from tonnage.techniques.budgeting import prices, recording
 
     given = tensors_in((args, kwargs))
@@ -47,14 +51,13 @@ def measure(layer: nn.Module, forward: Callable[..., Any], args: Any, kwargs: An
         saved.add(tensor)
         watched.save(tensor)
 
-    devices = [device] if device.type != "cpu" else []
     with (
-        torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"),
+        random_states.kept(device),
         saved_tensors_hooks(keep, lambda nothing: nothing),
         _without_cast_cache(),
         watched.mode(),
     ):
-        forward(*args, **kwargs)
+        Context().run(forward, *args, **kwargs)  # transformers' collector is a context variable
     input_storages = Storages(given[0])
     inputs = sum(input_storages.sizes.values())
     recorded = watched.layer()
