@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 from transformers import AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
 import tonnage
@@ -20,6 +20,7 @@ from real_text import batches, network
 from tonnage import Job, Plan, TonnageError
 from tonnage.errors import UsageError
 from tonnage.train import checks
+from tonnage.train.states import leaves
 
 RATE = {"lr": 0.01}
 PROMPT = torch.tensor([[70, 111, 114]])
@@ -231,6 +232,24 @@ def test_a_schedule_at_zero_moves_no_weight(choices: dict[str, Any]) -> None:
     assert trainable.step(third).learning_rate == RATE["lr"]
     moved = [getattr(p, "full_tensor", lambda p=p: p)().detach() for p in trainable.model.parameters()]
     assert not all(map(torch.equal, after, moved))
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [choices for choices in OPTIMIZERS if choices.get("optimizer") != "adafactor"],  # which has no momentum
+    ids=lambda choices: " ".join(map(str, choices.values())),
+)
+def test_a_schedule_of_momentum_reaches_the_optimizer(choices: dict[str, Any]) -> None:
+    """OneCycleLR also looks for betas or momentum among an optimizer's defaults."""
+    trainable = apply(network(torch.bfloat16 if "precision" in choices else torch.float32), **choices)
+    schedules = [OneCycleLR(optimizer, max_lr=0.1, total_steps=9) for optimizer in trainable.optimizers]
+    [step] = batches(1)
+    trainable.step(step)
+    for schedule in schedules:
+        schedule.step()
+    trainable.step(step)
+    groups = [group for _, optimizer, _ in leaves(trainable.ready) for group in optimizer.param_groups]
+    assert all((group["betas"][0] if "betas" in group else group["momentum"]) < 0.95 for group in groups)
 
 
 def grouped(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

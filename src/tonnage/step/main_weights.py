@@ -53,7 +53,7 @@ class MainOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for copy, (parameter, begin, _) in zip(copies, self.slices, strict=True):
             copy.range_of = begin, parameter.numel()  # by which checkpoints divide it among other ranks
         self.parts = {"optimizer": new(copies)}
-        super().__init__(copies, {})
+        super().__init__(copies, self.parts["optimizer"].defaults)
         self._share_with_inner()
 
     def _share_with_inner(self) -> None:

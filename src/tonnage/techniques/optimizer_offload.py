@@ -67,6 +67,7 @@ def offloaded(
             self.parts = {"host": new([host for _, host, _ in self.pairs])}
             if count < len(parameters):
                 self.parts["card"] = new(parameters[count:])
+            self.defaults = self.parts["host"].defaults  # OneCycleLR looks for betas there
             self._mirror_groups()
 
         def _mirror_groups(self) -> None:

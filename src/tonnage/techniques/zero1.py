@@ -27,6 +27,7 @@ def _shard_optimizer(parameters: list[nn.Parameter], new: NewOptimizer, world: W
 
     group = world.group("dp_replicate", "cp")
     sharded: Optimizer = ZeroRedundancyOptimizer(parameters, optimizer_class=new, process_group=group)
+    sharded.defaults = sharded.optim.defaults  # where OneCycleLR looks for betas
     return sharded
 
 
