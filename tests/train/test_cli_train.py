@@ -65,6 +65,15 @@ def metrics(folder: Path, out: str = "run") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / out / "metrics.jsonl").read_text().splitlines()]
 
 
+def test_a_dry_run_writes_nothing_of_its_own(folder: Path) -> None:
+    """Else its second try, or the run itself, would find --out in use.  Saves are the ghost's affair."""
+    words = options(max_steps=2, save_every=2)
+    done = run(folder, words, variables={"GHOST_DEVICES": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "step 2/2" in done.stderr
+    assert sorted(path.name for path in (folder / "run").iterdir()) == ["checkpoints", "final"]
+
+
 def test_a_run_on_text_learns_and_ends_with_a_folder_that_loads(folder: Path) -> None:
     done = run(folder, [*options(max_steps=40, eval_every=20), "--json"])
     assert done.returncode == 0, done.stderr

@@ -145,13 +145,15 @@ def _check_out(settings: Settings) -> None:
 def _begin_folder(setup: Setup, progress: Progress) -> None:
     """Make the folder of a new run, or check that a resumed one is the same run.  Raises UsageError."""
     out = setup.settings.out
+    is_written = _GHOST not in os.environ  # a dry-run leaves no trace, which would stop the next one
     if setup.settings.resume:
         if remark := run_file.check(setup, out):
             progress.remark(remark)
-        checkpoints.remove_partial(out / CHECKPOINTS)
-        return
-    make_folder(out)
-    run_file.write(setup, out)
+        if is_written:
+            checkpoints.remove_partial(out / CHECKPOINTS)
+    elif is_written:
+        make_folder(out)
+        run_file.write(setup, out)
 
 
 class _Run:
@@ -188,7 +190,7 @@ class _Run:
         if self._settings.resume:
             self._resume()
         logs = self._settings.logs
-        self._metrics = Metrics(self._settings.out, done=self._state.step, logs=logs) if self._rank == 0 else None
+        self._metrics = Metrics(self._settings.out, done=self._state.step, logs=logs) if self._writes else None
         begin = time.perf_counter()
         while self._state.step < self._setup.lengths.total:
             self._take_step()
@@ -251,6 +253,11 @@ class _Run:
         return predicted
 
     @property
+    def _writes(self) -> bool:
+        """Return True on the rank that writes what is not saved by all; a dry-run writes nothing."""
+        return self._rank == 0 and _GHOST not in os.environ
+
+    @property
     def _device(self) -> torch.device:
         return self._trainable.ready.step.world.device
 
@@ -295,7 +302,7 @@ class _Run:
             raise UnreadableFile(f"{last} was not saved by tonnage train ({type(error).__name__}).") from error
         if self._state.step > total:
             raise UsageError(f"The run has done {self._state.step} steps, more than {total}; raise --max-steps.")
-        if self._rank == 0:
+        if self._writes:
             run_file.write(self._setup, self._settings.out)
         self._progress.remark(f"resumed {last}")
 
@@ -305,11 +312,11 @@ class _Run:
         path = self._checkpoints / f"step-{state.step}"
         if self._evaluated is not None and (state.best_loss is None or self._evaluated < state.best_loss):
             state.best_loss, state.best = self._evaluated, path.name
-        if self._rank == 0 and path.exists():  # it is damaged, else the run had continued from it
+        if self._writes and path.exists():  # it is damaged, else the run had continued from it
             shutil.rmtree(path)
         with self._names_shortage(f"at the save after step {state.step}"):
             self._trainable.save(path, {"state": asdict(state), "guard": self._guard.state()})
-        if self._rank == 0:
+        if self._writes:
             best = None if state.best is None else self._checkpoints / state.best
             checkpoints.keep(self._checkpoints, last=self._settings.keep, best=best)
 
@@ -443,9 +450,10 @@ class _Run:
 
     def _report(self, line: Line) -> None:
         """Write a step's metrics and show them, on the first rank."""
-        if self._metrics is None:
+        if self._rank != 0:
             return
-        self._metrics.write(line)
+        if self._metrics is not None:
+            self._metrics.write(line)
         total = self._setup.lengths.total
         seconds_left = self._pace.seconds_left(line.step, total, line.step_seconds)
         capacity = None if self._setup.on_cpu else torch.cuda.mem_get_info()[1]
