@@ -67,9 +67,10 @@ def metrics(folder: Path, out: str = "run") -> list[dict[str, Any]]:
 
 def test_a_dry_run_writes_nothing_of_its_own(folder: Path) -> None:
     """Else its second try, or the run itself, would find --out in use.  Saves are the ghost's affair."""
-    words = options(max_steps=2, save_every=2)
+    words = options(max_steps=2, save_every=2, warmup_steps=9)
     done = run(folder, words, variables={"GHOST_DEVICES": "1"})
     assert done.returncode == 0, done.stderr
+    assert "the run of 2 steps ends within its warm-up of 9: --lr is never reached" in " ".join(done.stderr.split())
     assert "step 2/2" in done.stderr
     assert sorted(path.name for path in (folder / "run").iterdir()) == ["checkpoints", "final"]
 

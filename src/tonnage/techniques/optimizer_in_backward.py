@@ -169,9 +169,7 @@ def _optimizer_per_parameter(
             super().__init__(parameters, {})
             self.by_parameter = {parameter: new([parameter]) for parameter in parameters}
             self.parts = {str(index): optimizer for index, optimizer in enumerate(self.by_parameter.values())}
-            self.defaults: dict[str, Any] = next(
-                (each.defaults for each in self.parts.values()), {}
-            )
+            self.defaults: dict[str, Any] = next((each.defaults for each in self.parts.values()), {})
             self._share_groups()
             for parameter in parameters:
                 parameter.register_post_accumulate_grad_hook(self.update)

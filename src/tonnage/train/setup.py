@@ -115,6 +115,9 @@ def prepare(settings: Settings, ranks: int) -> Setup:
         training, evaluation = packing.hold_out(training, settings.eval_share, settings.seed)
     rows = job.micro_batch * job.grad_accum * replicas
     total, last_row = _count_steps(settings, len(training), rows)
+    lengths = schedules.make_lengths(total, settings.warmup_steps, settings.decay_steps)
+    if lengths.warmup > total:
+        remarks.append(f"the run of {total} steps ends within its warm-up of {lengths.warmup}: --lr is never reached")
     kind = "random" if source.folder is None else "full" if job.method == "full" else "adapters"
     return Setup(
         settings=settings,
@@ -126,7 +129,7 @@ def prepare(settings: Settings, ranks: int) -> Setup:
         tokenizer=tokenizer,
         training=training,
         evaluation=evaluation,
-        lengths=schedules.make_lengths(total, settings.warmup_steps, settings.decay_steps),
+        lengths=lengths,
         last_row=last_row,
         rate=USUAL_RATES[kind] if settings.lr is None else settings.lr,
         remarks=tuple(remarks),
