@@ -188,6 +188,23 @@ def test_a_loop_of_its_own_gets_the_allocator_setting(run):
     assert "neither a Trainer nor an Accelerator" in text
 
 
+def test_a_loop_of_its_own_is_tried_with_its_own_flags(run):
+    """On a card without a limit its steps are seen: a flag must have the value that they have."""
+    stored = {"action": "store", "nargs": None, "default": 1}
+    flags = {f"--{name}": {"dest": name, **stored} for name in ("bs", "accum")}
+    first = facts(trainer=None, accelerator=None, options=flags, rows=4, passes_a_step=1)
+    command = ["python", "loop.py", "--bs", "4"]
+    found, scripts = run(first, 90 * GIB, 90 * GIB, 85 * GIB, 60 * GIB, command=command)
+    assert (found.status, found.by_trial) == ("found", True)
+    assert [words for words, _ in scripts.asked] == [
+        *[command] * 3,  # as it is; without a limit; with expandable segments
+        ["python", "loop.py", "--bs", "2", "--accum", "2"],
+    ]
+    text = " ".join(render(found).split())
+    assert "--bs: 4 -> 2" in text
+    assert "of its own flags those for batch size, accumulation and checkpointing are known" in text
+
+
 CLASSIFIER = {"class": "LlamaForSequenceClassification"}
 
 
