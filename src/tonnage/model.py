@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+SCRIPT_SUFFIXES: Final = (".py", ".sh")
+"""Ends of names of programs, which no model has."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRef:

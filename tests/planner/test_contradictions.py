@@ -21,7 +21,11 @@ def asked(gpu: str, model: str = "smollm2-135m", **said: Any) -> Question:
     ("gpu", "said", "reason"),
     [
         ("t4", {"attention": "flash"}, "attention=flash: it needs compute capability 8.0, and t4 has 7.5"),
-        ("a100-40gb", {"optimizer_in_backward": True, "clip_grad_norm": 1.0}, "clipping needs the norm"),
+        (
+            "a100-40gb",
+            {"optimizer_in_backward": True, "precision": "fp16-mixed"},
+            "loss scaling checks all gradients",
+        ),
         ("a100-40gb", {"weights_dtype": "fp32", "precision": "bf16-true"}, "weights compute in their own dtype"),
         ("a100-40gb", {"shard": "hsdp"}, "shard=hsdp: it needs several nodes .* choose shard zero3.$"),
         ("8xa100-40gb", {"shard": "hsdp"}, r"shard zero3, or say its halves as machines \(2x4xa100-40gb\)"),
@@ -40,6 +44,7 @@ def test_option_refused_in_every_combination_raises(gpu: str, said: dict[str, An
     [
         ("t4", {}),
         ("2xa100-40gb", {"loss": "fused"}),
+        ("a100-40gb", {"optimizer_in_backward": True, "clip_grad_norm": 1.0}),
         ("a100-40gb", {"param_offload": "cpu"}),  # needs a sharding, which is open
         ("2xt4", {"tp": 2}),  # fp16 refuses it, which nobody stated
         ("2xa100-40gb", {"pp": 2, "global_batch_tokens": 4096}),

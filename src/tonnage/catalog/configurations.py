@@ -16,7 +16,7 @@ from tonnage.catalog.models import find_model, known_model_names
 from tonnage.catalog.spelling import closest
 from tonnage.catalog.untrusted import INFINITIES, keep_inert, parse_infinity
 from tonnage.errors import UnknownModel, UnreadableModel
-from tonnage.model import ModelRef
+from tonnage.model import SCRIPT_SUFFIXES, ModelRef
 from tonnage.units import MIB, format_size
 
 LARGEST_FILE_BYTES: Final = 16 * MIB
@@ -116,9 +116,6 @@ def _find_path(model: str) -> Path | None:
     except (OSError, ValueError, RuntimeError):  # too long, not a file name at all, ~ of an unknown user
         return None
 
-
-SCRIPT_SUFFIXES: Final = (".py", ".sh")
-"""Ends of names of programs, which no model has."""
 
 _WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
 

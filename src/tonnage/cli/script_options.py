@@ -4,8 +4,8 @@ import os
 import shutil
 from pathlib import Path
 
-from tonnage.catalog.configurations import SCRIPT_SUFFIXES
 from tonnage.errors import UsageError
+from tonnage.model import SCRIPT_SUFFIXES
 
 
 def is_command(words: list[str], verb: str) -> bool:
