@@ -227,38 +227,6 @@ OPTIONS: Final[Mapping[str, Synonym]] = {
 
 _OPTIONS_WITHOUT_DASHES: Final = {name.replace("-", ""): synonym for name, synonym in OPTIONS.items()}
 
-_SERVE_ROWS: Final[tuple[tuple[str, str, str], ...]] = (
-    (
-        "max-model-len max-model-length model-max-length context-length context-len max-context-len max-seq-len "
-        "max-sequence-length ctx-size ctx ctx-len n-ctx num-ctx max-length",
-        "max-len",
-        "",
-    ),
-    ("max-num-seqs max-running-requests max-batch-size max-requests batch-size", "max-seqs", ""),
-    ("max-num-batched-tokens chunked-prefill-size max-prefill-tokens max-num-tokens", "max-batched-tokens", ""),
-    (
-        "mem-fraction-static gpu-memory-fraction max-memory-percent kv-cache-free-gpu-memory-fraction",
-        "gpu-memory-utilization",
-        "",
-    ),
-    ("kv-cache-dtype", "kv-dtype", ""),
-    ("dtype torch-dtype quantize quantization-method", "quantization", "16 bits where it is left out"),
-    ("data-parallel-size dp-size data-parallel num-replicas", "dp", ""),
-    ("enable-expert-parallel expert-parallel-size ep-size", "ep", "1 or tp x dp"),
-    ("enforce-eager disable-cuda-graph", "eager", ""),
-    ("enable-lora max-loras-per-batch", "max-loras", ""),
-    (
-        "speculative-config speculative-model speculative-algorithm speculative-draft-model-path draft-model",
-        "draft",
-        "",
-    ),
-    ("num-speculative-tokens speculative-num-draft-tokens speculative-num-steps", "draft-tokens", ""),
-    ("no-enable-prefix-caching disable-radix-cache", "no-prefix-caching", ""),
-    ("enable-sleep-mode enable-memory-saver", "sleep-mode", ""),
-    ("block-size page-size", "block-tokens", ""),
-)
-"""Options of vLLM, SGLang and other engines, those of `--task serve`, a note."""
-
 WITHOUT_EFFECT: Final = frozenset(
     {
         *("learning-rate", "lr", "min-lr", "weight-decay", "warmup-steps", "warmup-ratio", "lr-scheduler-type"),
@@ -470,31 +438,25 @@ OTHER_CARDS: Final = (
 """Makers other than NVIDIA; memory as in their data sheets."""
 
 
-def _normalise(name: str) -> str:
+def normalise(name: str) -> str:
+    """Return a name in lower case, with dashes inside and none in front."""
     return name.strip().lower().lstrip("-").replace("_", "-").replace(" ", "-")
 
 
 def find_option(name: str) -> Synonym | None:
     """Return what tonnage calls an option of another program, with its dashes or without; None if none has it."""
-    word = _normalise(name)
+    word = normalise(name)
     return OPTIONS.get(word) or _OPTIONS_WITHOUT_DASHES.get(word.replace("-", ""))
-
-
-def find_serve_option(name: str) -> Synonym | None:
-    """Return what `--task serve` calls an option of an engine; None if none has it."""
-    word = _normalise(name)
-    row = next(((option, note) for names, option, note in _SERVE_ROWS if word in names.split()), None)
-    return find_option(name) if row is None else Synonym(option=row[0], note=row[1])
 
 
 def find_train_option(name: str) -> str | None:
     """Return what `tonnage train` calls an option of another program; None if no program in the table has it."""
-    return next((own for names, own in _TRAIN_ROWS if _normalise(name) in names.split()), None)
+    return next((own for names, own in _TRAIN_ROWS if normalise(name) in names.split()), None)
 
 
 def is_without_effect(name: str) -> bool:
     """Return True for an option of another program that changes neither memory nor seconds."""
-    return _normalise(name) in WITHOUT_EFFECT
+    return normalise(name) in WITHOUT_EFFECT
 
 
 _BY_REWARDS: Final = "training by preferences or rewards"
@@ -526,7 +488,7 @@ _NOT_MODELLED_OPTIONS: Final = (
 
 def explain_unknown_value(option: str, value: str) -> str | None:
     """Return what to do about another program's word that no value of the option means; None for any other word."""
-    word = _normalise(value)
+    word = normalise(value)
     for name, pattern, what in _NOT_MODELLED:
         if name == option and re.fullmatch(pattern, word):
             return ANOTHER_WAY.format(what=what)
@@ -535,7 +497,7 @@ def explain_unknown_value(option: str, value: str) -> str | None:
 
 def explain_unknown_option(name: str) -> str | None:
     """Return what to do about another program's option that none of tonnage's means; None for any other option."""
-    word = _normalise(name.lstrip("-"))
+    word = normalise(name.lstrip("-"))
     what = next((what for pattern, what in _NOT_MODELLED_OPTIONS if re.fullmatch(pattern, word)), None)
     return None if what is None else ANOTHER_WAY.format(what=what)
 
@@ -545,7 +507,7 @@ def find_value(option: str, value: str, possible: tuple[str, ...] = ()) -> Synon
 
     A word that differs from one of `possible` in its dashes or capitals alone means that one.
     """
-    word = _normalise(value)
+    word = normalise(value)
     known = VALUES.get((option, word))
     if known is not None:
         return known
@@ -559,7 +521,7 @@ def _letters(word: str) -> str:
 
 def find_other_card(name: str) -> tuple[OtherCards, int | None] | None:
     """Return the maker of a card that is not NVIDIA's, and the card's memory in GiB if it is known."""
-    word = _normalise(name)
+    word = normalise(name)
     for cards in OTHER_CARDS:
         if re.fullmatch(cards.pattern, word):
             return cards, next((gib for part, gib in cards.gib if part in word), None)

@@ -211,6 +211,7 @@ OPTIMIZERS: tuple[dict[str, Any], ...] = (
     ),
     *({"optimizer_offload": place} for place in ("cpu", "cpu=0.5", "nvme")),
     *({"optimizer_in_backward": True, "shard": shard} for shard in ("none", "zero3")),
+    {"optimizer_in_backward": True, "clip_grad_norm": 1.0},
     *({"shard": shard} for shard in ("zero1", "zero2", "zero3")),
     {"precision": "megatron-bf16"},
 )

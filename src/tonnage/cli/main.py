@@ -29,9 +29,9 @@ from tonnage.errors import TonnageError
 from tonnage.printable import filtered
 from tonnage.synonyms import (
     NO_SOURCE,
+    Synonym,
     explain_unknown_option,
     find_option,
-    find_serve_option,
     find_train_option,
     is_without_effect,
 )
@@ -155,7 +155,7 @@ def _other_word_message(error: Exception, *, serves: bool) -> str | None:
     if context.command.name == "train":
         return _explain_train_option(name)
     is_script = "--timeout" in own and "--seq-len" not in own
-    known = find_serve_option(name) if serves else find_option(name)
+    known = _find_serve_option(name) if serves else find_option(name)
     if known is not None and (known.option == "MODEL" or f"--{known.option}" in own) and not is_script:
         return f"No such option: {name}. Here it is {known.on_command_line}."
     if is_script and (known is not None or is_without_effect(name) or name in _request_options()):
@@ -165,6 +165,12 @@ def _other_word_message(error: Exception, *, serves: bool) -> str | None:
     if is_without_effect(name):
         return f"No such option: {name}. Neither memory nor seconds depend on it: leave it out."
     return None
+
+
+def _find_serve_option(name: str) -> Synonym | None:
+    from tonnage.serving.option_names import find_serve_option
+
+    return find_serve_option(name)
 
 
 def _explain_train_option(name: str) -> str | None:

@@ -24,10 +24,10 @@ from tonnage.serving.extras import as_draft, with_draft
 from tonnage.serving.lengths import parse_lengths
 from tonnage.serving.load import Load, serve_load
 from tonnage.serving.network import ServedNetwork, read_network
+from tonnage.serving.option_names import find_serve_option
 from tonnage.serving.planning import Question, ServeSolution, find_limit, plan_serving
 from tonnage.serving.settings import ServeSettings
 from tonnage.serving.tasks import is_given
-from tonnage.synonyms import find_serve_option
 
 SETTINGS: Final = tuple(item.name for item in fields(ServeSettings))
 """Names of the settings of an engine."""

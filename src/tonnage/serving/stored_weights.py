@@ -28,14 +28,15 @@ _SCALES: Final = re.compile(r"scale|absmax|SCB|quant_map")
 _FLOATS: Final = ("BF16", "F16", "F32")
 """Dtypes that an engine casts to the 16 bits it computes with."""
 
-ALL_LAYERS: Final = range(10**5)
+_ALL_LAYERS: Final = range(10**5)
+"""All numbers that `_LAYER` reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
     """The part of a folder's tensors that one rank holds; by default all of them."""
 
-    layers: range = ALL_LAYERS
+    layers: range = _ALL_LAYERS
     """Layers of its pipeline stage."""
     is_last: bool = True
     """True if the stage has the head."""
