@@ -1,4 +1,4 @@
-"""What inference engines call the options of `--task serve`, for those who type an engine's own."""
+"""The names that inference engines give to the options of `--task serve`, for those who type an engine's own."""
 
 from __future__ import annotations
 
