@@ -31,7 +31,7 @@ from tonnage.serving.facts import (
     with_second_runner,
 )
 from tonnage.serving.kv_cache import LayerCache, Layout, Pool, Request, lay_out, split_stages
-from tonnage.serving.network import ServedNetwork
+from tonnage.serving.network import ServedNetwork, generates_no_text
 from tonnage.serving.profile import ProfilePeak, context_tokens, cublas_workspace_bytes, profile_peak
 from tonnage.serving.settings import FullSettings, ServeSettings, complete
 from tonnage.serving.stored_weights import Share, stored_bytes
@@ -164,12 +164,7 @@ def _check_generates(network: ServedNetwork) -> None:
     has_other_head = bool(heads) and all(map(_OTHER_HEADS.search, heads))
     if not has_other_head and (network.shape is None or network.shape.causal):
         return
-    kind = heads[0] if heads else network.config.get("model_type")
-    raise CannotEstimate(
-        f"{network.name} generates no text ({kind}), and what an engine makes of "
-        "such a network has no closed form; vLLM serves some for embeddings or classes, not for images: tonnage "
-        "dry-run --gpu NAME -- vllm serve MODEL --runner pooling."
-    )
+    raise generates_no_text(network.name, heads[0] if heads else network.config.get("model_type"))
 
 
 def _request(full: FullSettings) -> Request:
@@ -220,6 +215,7 @@ def _stage_memory(
         predicts=stated.draft == "mtp",
         element_bytes=full.element_bytes,
         eager=stated.eager,
+        state_elements=max((layer.inner_elements for layer in layers), default=0),
         context=context_tokens(longest=full.max_len, sequences=full.max_seqs, block_tokens=stated.block_tokens),
     )
     outside = outside_torch(full.engine.version, full.device, tp=stated.tp, pp=stated.pp)
@@ -314,7 +310,12 @@ def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int
             tied=shape.tied,
         )
         parts = stored_bytes(
-            network.stored, full.quantization, network.published, share, element_bytes=full.element_bytes
+            network.stored,
+            full.quantization,
+            network.stored_as,
+            share,
+            element_bytes=full.element_bytes,
+            allocated=True,
         )
         if full.quantization.experts_only:  # the engine pads them
             parts["experts"] = sum(bytes_of(weight) for weight in weights if weight.kind == "expert")
@@ -477,7 +478,9 @@ def _assumed(network: ServedNetwork, full: FullSettings, cluster: Cluster) -> tu
         found.append("keys and values in fp8, as the checkpoint says; --kv-dtype bf16 keeps 16 bits")
     if network.is_rough:
         kind = network.config.get("model_type")
-        found.append(f"a {kind!r} network computes in layers like Qwen3's; its weights are those of its files")
+        source = "the network that transformers builds" if network.is_built else "its files"
+        alike = "layers like Qwen3's" if network.shape is not None and network.shape.heads else "feed-forward layers"
+        found.append(f"a {kind!r} network computes in {alike}; its weights are those of {source}")
     if network.has_rough_tower and not network.stored:
         found.append("the weights of the image encoder are estimated from its widths")
     if network.has_towers:

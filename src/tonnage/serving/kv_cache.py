@@ -43,6 +43,8 @@ class LayerCache:
     """Bytes of the state of one request."""
     is_mamba2: bool = False
     """True for the state of a Mamba-2 layer."""
+    inner_elements: int = 0
+    """Elements of a token that are alive inside a layer with a state, where most are; 0: not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +72,13 @@ class Group:
     """Tokens of one block."""
     window: int = 0
     is_mamba2: bool = False
+    is_alone: bool = False
+    """True if all layers of the network have a state: vLLM caches no prefixes of such a network."""
 
     def blocks(self, request: Request) -> int:
         """Return the most blocks that one request holds."""
         if self.kind == "state":
-            return request.state_blocks + request.checkpoint_blocks * self.is_mamba2
+            return 1 if self.is_alone else request.state_blocks + request.checkpoint_blocks * self.is_mamba2
         if self.kind == "full":
             return ceil(request.length / self.block_tokens)
         held = min(self.window - 1 + request.batched_tokens, request.length)
@@ -169,6 +173,7 @@ def lay_out(layers: Sequence[LayerCache], block_tokens: int = BLOCK_TOKENS) -> L
             block_tokens=tokens,
             window=first.window,
             is_mamba2=first.is_mamba2,
+            is_alone=bool(states),
         )
         return Layout(groups=(group,), block_bytes=sum(pages), page_bytes=max(pages))
     if states:
