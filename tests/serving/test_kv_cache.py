@@ -144,6 +144,15 @@ def test_tokens_that_logs_print_for_networks_with_states(fields, tp, pool_gib, b
     assert pool.concurrency(request) == pytest.approx(concurrency, abs=0.005)
 
 
+DELTA_NET = {
+    **{"model_type": "qwen3_next", "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 2},
+    **{"head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128},
+    **{"linear_value_head_dim": 128, "linear_conv_kernel_dim": 4},
+    "layer_types": ["full_attention" if index % 4 == 3 else "linear_attention" for index in range(8)],
+}
+"""8 layers of Qwen3-Next-80B-A3B."""
+
+
 @pytest.mark.parametrize(
     ("fields", "pool_gib", "block_tokens", "concurrency"),
     [
@@ -164,22 +173,25 @@ def test_tokens_that_logs_print_for_networks_with_states(fields, tp, pool_gib, b
             },
             *(26.94, 400, 183.88),
         ),
+        (DELTA_NET, 45.42, 576, 861.29),
     ],
-    ids=["falcon-h1", "granite-4.0-h"],
+    ids=["falcon-h1", "granite-4.0-h", "qwen3-next"],
 )
-def test_a_state_of_mamba_2_takes_a_further_block(fields, pool_gib, block_tokens, concurrency):
-    """vLLM 0.33.0 on the ghost, requests of 8,192 tokens."""
+def test_a_state_that_is_copied_inside_a_prompt_takes_a_further_block(fields, pool_gib, block_tokens, concurrency):
+    """vLLM 0.33.0 on a ghost H100, requests of 8,192 tokens."""
     facts = vllm_facts((0, 33, 0))
-    request = Request(
-        length=8192,
-        batched_tokens=16_384,
-        state_blocks=facts.state_blocks,
-        checkpoint_blocks=facts.checkpoint_blocks,
-    )
-    layout = lay_out(read_layers(fields, element_bytes=2))
+    copied = facts.copies_on((9, 0))
+    request = Request(length=8192, batched_tokens=16_384, state_blocks=facts.state_blocks, copied_states=copied)
+    layout = lay_out(read_layers(fields, element_bytes=2), copied_states=copied)
     assert layout.block_tokens == block_tokens
     assert layout.fill(int(pool_gib * GIB)).concurrency(request) == pytest.approx(concurrency, rel=5e-4)
-    assert vllm_facts((0, 32, 0)).checkpoint_blocks == 0
+    assert vllm_facts((0, 32, 0)).copies_on((9, 0)) == ()
+
+
+def test_delta_nets_are_copied_from_hopper_on():
+    """FlashInfer's kernels, which write the copies, are not chosen on an A100 or an L40S."""
+    assert [vllm_facts((0, 33, 0)).copies_on(card) for card in ((8, 0), (8, 9))] == [("mamba2",)] * 2
+    assert lay_out(read_layers(DELTA_NET, element_bytes=2), copied_states=("mamba2",)).block_tokens == 544
 
 
 def test_a_network_of_states_alone_holds_requests_of_any_length():

@@ -172,11 +172,11 @@ def _request(full: FullSettings) -> Request:
         return Request(length=full.max_len, batched_tokens=full.max_batched_tokens)
     facts = vllm_facts(full.engine.version)
     batched = facts.steps_in_flight * full.max_batched_tokens
-    states, copies = (1, 0) if full.stated.no_prefix_caching else (facts.state_blocks, facts.checkpoint_blocks)
+    states, copied = facts.state_blocks, facts.copies_on(full.device.capability)
+    if full.stated.no_prefix_caching:
+        states, copied = 1, ()
     drafted = full.stated.draft_tokens or 0  # a state for each, as some of them may be rejected
-    return Request(
-        length=full.max_len, batched_tokens=batched, state_blocks=states + drafted, checkpoint_blocks=copies
-    )
+    return Request(length=full.max_len, batched_tokens=batched, state_blocks=states + drafted, copied_states=copied)
 
 
 def _stages(network: ServedNetwork, cached_layers: int, settings: ServeSettings) -> tuple[range, ...]:
@@ -226,7 +226,7 @@ def _stage_memory(
     block_layers = layers[stage.start : stage.stop] if len(layers) == shape.layers else layers
     pages = PAGE_TOKENS if full.engine.name == "transformers" else stated.block_tokens
     block_layers = (*block_layers, *draft_layers(network, full, block_layers))
-    layout = lay_out(block_layers, pages)
+    layout = lay_out(block_layers, pages, _request(full).copied_states)
     estimated = estimated_graphs(captured) if facts.graphs_in_budget else none
     low, pool, high = _pool_bytes(full, weights, profile, outside, estimated, network, block_layers)
     return StageMemory(

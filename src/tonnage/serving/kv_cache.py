@@ -26,7 +26,9 @@ _BALANCED: Final = 1.5
 0.33; earlier 1.25, which differs for no published network)."""
 
 _STATE_ALIGNMENT: Final = 16
-"""Multiple of tokens to which a block beside states of fixed size is raised."""
+_COPIED_ALIGNMENT: Final = {"delta net": 64}
+"""Multiple of tokens to which a block beside states of fixed size is raised, and beside copied states of a kind
+(`get_prefill_checkpoint_alignment` of vLLM 0.33)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +43,8 @@ class LayerCache:
     """Tokens that a windowed layer sees."""
     state_bytes: int = 0
     """Bytes of the state of one request."""
-    is_mamba2: bool = False
-    """True for the state of a Mamba-2 layer."""
+    state: str = ""
+    """Kind of a layer with a state, where it matters: `mamba2`, `delta net`."""
     inner_elements: int = 0
     """Elements of a token that are alive inside a layer with a state, where most are; 0: not known."""
 
@@ -57,8 +59,8 @@ class Request:
     """Tokens whose blocks may be taken and not yet freed: those of one step, of two where steps overlap."""
     state_blocks: int = 1
     """Blocks for a state of fixed size; 2 where prefixes are cached, for the state at the last whole block."""
-    checkpoint_blocks: int = 0
-    """Further blocks for a state of Mamba-2."""
+    copied_states: tuple[str, ...] = ()
+    """Kinds of layers whose state is also copied inside a prompt: one block more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +73,14 @@ class Group:
     block_tokens: int
     """Tokens of one block."""
     window: int = 0
-    is_mamba2: bool = False
+    state: str = ""
     is_alone: bool = False
     """True if all layers of the network have a state: vLLM caches no prefixes of such a network."""
 
     def blocks(self, request: Request) -> int:
         """Return the most blocks that one request holds."""
         if self.kind == "state":
-            return 1 if self.is_alone else request.state_blocks + request.checkpoint_blocks * self.is_mamba2
+            return 1 if self.is_alone else request.state_blocks + (self.state in request.copied_states)
         if self.kind == "full":
             return ceil(request.length / self.block_tokens)
         held = min(self.window - 1 + request.batched_tokens, request.length)
@@ -156,8 +158,13 @@ class Pool:
         return self.blocks * self.layout.block_bytes
 
 
-def lay_out(layers: Sequence[LayerCache], block_tokens: int = BLOCK_TOKENS) -> Layout:
-    """Return the division of a pool among layers, for blocks of so many tokens where all layers keep tokens."""
+def lay_out(
+    layers: Sequence[LayerCache], block_tokens: int = BLOCK_TOKENS, copied_states: Sequence[str] = ()
+) -> Layout:
+    """Return the division of a pool among layers, for blocks of so many tokens where all layers keep tokens.
+
+    `copied_states` are kinds of layers whose state is also copied inside a prompt.
+    """
     if not layers:
         return Layout(groups=(), block_bytes=0, page_bytes=0)
     kinds = {(layer.kind, layer.window) for layer in layers}
@@ -172,33 +179,35 @@ def lay_out(layers: Sequence[LayerCache], block_tokens: int = BLOCK_TOKENS) -> L
             layers=len(layers),
             block_tokens=tokens,
             window=first.window,
-            is_mamba2=first.is_mamba2,
+            state=first.state,
             is_alone=bool(states),
         )
         return Layout(groups=(group,), block_bytes=sum(pages), page_bytes=max(pages))
     if states:
-        block_tokens = _raise_block(block_tokens, states, attention)
+        copied = [_COPIED_ALIGNMENT.get(layer.state, 1) for layer in states if layer.state in copied_states]
+        block_tokens = _raise_block(block_tokens, max([_STATE_ALIGNMENT, *copied]), states, attention)
     page_bytes = max(layer.token_bytes * block_tokens for layer in attention)
     alike = Counter(
-        (layer.kind, layer.window, layer.is_mamba2, _tokens_of_page(layer, page_bytes, block_tokens))
-        for layer in layers
+        (layer.kind, layer.window, layer.state, _tokens_of_page(layer, page_bytes, block_tokens)) for layer in layers
     )
     fewest, most = min(alike.values()), max(alike.values())
     size = most if most < fewest * _BALANCED else fewest
     groups = []
-    for (kind, window, is_mamba2, tokens), count in alike.items():
+    for (kind, window, state, tokens), count in alike.items():
         parts = ceil(count / size)
         for part in range(parts):
             held = len(range(part, count, parts))
-            groups.append(Group(kind=kind, layers=held, block_tokens=tokens, window=window, is_mamba2=is_mamba2))
+            groups.append(Group(kind=kind, layers=held, block_tokens=tokens, window=window, state=state))
     return Layout(groups=tuple(groups), block_bytes=size * page_bytes, page_bytes=page_bytes)
 
 
-def _raise_block(block_tokens: int, states: Sequence[LayerCache], attention: Sequence[LayerCache]) -> int:
+def _raise_block(
+    block_tokens: int, alignment: int, states: Sequence[LayerCache], attention: Sequence[LayerCache]
+) -> int:
     """Return the tokens of a block whose page holds a state, so that all pages are equally large."""
     token_bytes = max(layer.token_bytes for layer in attention)
-    least = ceil(max(layer.state_bytes for layer in states) / (_STATE_ALIGNMENT * token_bytes))
-    return max(block_tokens, _STATE_ALIGNMENT * least)
+    least = ceil(max(layer.state_bytes for layer in states) / (alignment * token_bytes))
+    return max(block_tokens, alignment * least)
 
 
 def _tokens_of_page(layer: LayerCache, page_bytes: int, block_tokens: int) -> int:

@@ -21,23 +21,39 @@ def read_state(text: Mapping[str, Any], kind: str, word: str, tp: int) -> LayerC
     wide = 4 if text.get("mamba_ssm_dtype") == "float32" else 2
     hidden = text["hidden_size"]
     if word in ("conv", "short_conv"):  # LFM2
-        return _of(2 * (text["conv_L_cache"] - 1) * hidden // tp)
+        return _of_size(2 * (text["conv_L_cache"] - 1) * hidden // tp)
     if word in ("linear_attention", "linear") and "linear_num_value_heads" in text:  # gated delta net (Qwen3-Next)
         keys = text["linear_key_head_dim"] * text["linear_num_key_heads"]
         values = text["linear_value_head_dim"] * text["linear_num_value_heads"]
-        before = 2 * (text["linear_conv_kernel_dim"] - 1) * (2 * keys + values) // tp
-        return _of(before + wide * values * text["linear_key_head_dim"] // tp)
+        return _delta_net(text, kind, keys, values, wide, tp)
     if word in ("linear_attention", "linear"):  # lightning attention (MiniMax)
         width = text.get("head_dim") or hidden // text["num_attention_heads"]
-        return _of(2 * text["num_attention_heads"] // tp * width * width)
+        return _of_size(2 * text["num_attention_heads"] // tp * width * width)
     heads = next((text[name] for name in _HEADS if text.get(name)), None)
     if word == "mamba" and heads is None:
         return _mamba(text, kind, wide, tp)
     return _mamba2(text, text["num_heads"] if heads is None else heads, wide, tp)
 
 
-def _of(state_bytes: int) -> LayerCache:
+def _of_size(state_bytes: int) -> LayerCache:
     return LayerCache(kind="state", state_bytes=int(state_bytes))
+
+
+def _delta_net(text: Mapping[str, Any], kind: str, keys: int, values: int, wide: int, tp: int) -> LayerCache:
+    """Return a layer of a gated delta net.
+
+    Alive in a step: what is projected (queries, keys, values and a gate), the output, the gate's copy, the normed
+    output and the projected one.  Qwen3-Next, whose projection mixes them by heads, also has them apart and joined
+    again.
+    """
+    convolved = 2 * keys + values
+    size = 2 * (text["linear_conv_kernel_dim"] - 1) * convolved + wide * values * text["linear_key_head_dim"]
+    alive = (convolved + values) + 3 * values
+    if kind.startswith("qwen3_next"):
+        alive += 2 * convolved
+    alive = alive // tp + text["hidden_size"]
+    state = "delta net" if kind.startswith("qwen") else ""  # others have layers of their own
+    return LayerCache(kind="state", state_bytes=size // tp, state=state, inner_elements=alive)
 
 
 def _mamba(text: Mapping[str, Any], kind: str, wide: int, tp: int) -> LayerCache:
@@ -62,4 +78,4 @@ def _mamba2(text: Mapping[str, Any], heads: int, wide: int, tp: int) -> LayerCac
     size = int(2 * (kernel - 1) * convolved + wide * heads * width * states // tp)
     inner = heads * width // tp
     alive = (inner + convolved + heads // tp) + inner + 2 * convolved
-    return LayerCache(kind="state", state_bytes=size, is_mamba2=True, inner_elements=alive)
+    return LayerCache(kind="state", state_bytes=size, state="mamba2", inner_elements=alive)
