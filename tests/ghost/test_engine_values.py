@@ -144,8 +144,8 @@ def test_a_module_whose_description_needs_files_is_not_described(missing, monkey
     monkeypatch.setitem(sys.modules, "flashinfer.jit.moe", part)
     policy = Policy()
     jit.patch_flashinfer(policy, package)
-    for describe in (package.gen_experts_module, part.gen_experts_module):
-        spec = describe(True)
+    for gen in (package.gen_experts_module, part.gen_experts_module):
+        spec = gen(True)
         assert spec.build_and_load().run_moe(1) is None
         assert list(spec.get_library_paths()) == []
         part.setup_cubin_loader(spec.get_library_path())

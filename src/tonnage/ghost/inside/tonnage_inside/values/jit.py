@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class _Nothing:
     """A compiled kernel, or a module of such, that does nothing and returns None.
 
-    `init` returns an object of such methods.  There is no way to run a kernel: one that counts them (`get_tactic_num`)
+    `init` returns an object of such methods.  No kernel can be run: one that counts ways (`get_tactic_num`)
     returns 0, one that lists them (`get_valid_tactics_for_shape`) an empty list, as one that plans attention does.
     """
 
@@ -67,7 +67,7 @@ def patch_flashinfer(policy: Policy, module: ModuleType) -> None:
 
     Where a description needs files that FlashInfer would load from the network, none is made.
     """
-    loader = getattr(module, "cubin_loader", None)
+    loader: Any = module.cubin_loader
 
     def build_and_load(_spec: Any, *_args: Any, **_kwargs: Any) -> _Nothing:
         return _Nothing(policy)
@@ -79,15 +79,13 @@ def patch_flashinfer(policy: Policy, module: ModuleType) -> None:
         @functools.wraps(describe)
         def described(*args: Any, **kwargs: Any) -> Any:
             download = getattr(loader, "download_file", None)
+            loader.download_file = do_nothing
             try:
-                if download is not None:
-                    loader.download_file = do_nothing
                 return describe(*args, **kwargs)
             except (AssertionError, RuntimeError, OSError):
                 return _Undescribed(policy)
             finally:
-                if download is not None:
-                    loader.download_file = download
+                loader.download_file = download
 
         return described
 
@@ -95,10 +93,10 @@ def patch_flashinfer(policy: Policy, module: ModuleType) -> None:
     for name, part in list(sys.modules.items()):
         if not f"{name}.".startswith(f"{module.__name__}."):
             continue
-        if hasattr(part, "setup_cubin_loader"):
-            part.setup_cubin_loader = do_nothing
         for function, value in list(vars(part).items()):
-            if function.startswith("gen_") and function.endswith("_module") and callable(value):
+            if function == "setup_cubin_loader":
+                setattr(part, function, do_nothing)
+            elif function.startswith("gen_") and function.endswith("_module") and callable(value):
                 setattr(part, function, without_files(value))
 
 
