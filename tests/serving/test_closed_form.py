@@ -90,6 +90,44 @@ def test_rotations_that_are_scaled_linearly_have_a_row_for_each_stretched_positi
     assert read_network(model, offline=True).rotary_rows == 9 * 131_072
 
 
+SMOLLM_3 = {
+    **{"model_type": "smollm3", "hidden_size": 2048, "intermediate_size": 11_008, "num_hidden_layers": 36},
+    **{"num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 128_256, "tie_word_embeddings": True},
+    **{"max_position_embeddings": 65_536, "no_rope_layers": [1, 1, 1, 0] * 9},
+}
+SCOUT = {
+    **{"model_type": "llama4_text", "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16_384},
+    **{"num_hidden_layers": 4, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128},
+    **{"num_local_experts": 16, "num_experts_per_tok": 1, "vocab_size": 202_048, "attention_chunk_size": 8192},
+    **{"max_position_embeddings": 10_485_760, "no_rope_layers": [1, 1, 1, 0], "tie_word_embeddings": False},
+}
+GLM = {
+    **{"model_type": "glm4_moe", "hidden_size": 4096, "intermediate_size": 10_944, "moe_intermediate_size": 1408},
+    **{"num_hidden_layers": 3, "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128},
+    **{"n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    **{"vocab_size": 151_552, "max_position_embeddings": 131_072, "attention_bias": True},
+    **{"tie_word_embeddings": False, "num_nextn_predict_layers": 1},
+}
+MINIMAX = {
+    **{"model_type": "minimax_m2", "hidden_size": 3072, "intermediate_size": 1536, "num_hidden_layers": 4},
+    **{"num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 256},
+    **{"num_experts_per_tok": 8, "rotary_dim": 64, "vocab_size": 200_064, "max_position_embeddings": 196_608},
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "loaded"),
+    [(SMOLLM_3, 5.764), (SCOUT, 22.762), (GLM, 11.519), (MINIMAX, 29.656)],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else str(value),
+)
+def test_a_few_layers_weigh_what_0_33_loads_on_the_ghost(config, loaded, tmp_path):
+    """Tables of layers that do not all rotate, or a part of each head; networks without one; routers in fp32."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    answer = ask(tmp_path, "h100-80gb", max_len=8192, eager=True)
+    assert answer.serving.weights_bytes / GIB == pytest.approx(loaded, abs=0.0099)
+
+
 def test_parameters_of_rotations_may_be_stated_for_each_kind_of_layer(tmp_path):
     config = find_model("gemma-3-4b-text").config()
     parts = {"rope_theta": config.pop("rope_theta"), **config.pop("rope_scaling")}

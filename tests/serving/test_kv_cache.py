@@ -182,6 +182,41 @@ def test_a_state_of_mamba_2_takes_a_further_block(fields, pool_gib, block_tokens
     assert vllm_facts((0, 32, 0)).checkpoint_blocks == 0
 
 
+LLAMA_4 = {
+    **{"model_type": "llama4_text", "num_hidden_layers": 4, "hidden_size": 5120, "num_attention_heads": 40},
+    **{"num_key_value_heads": 8, "head_dim": 128, "attention_chunk_size": 8192},
+}
+
+
+def test_layers_that_attend_within_chunks_keep_the_last_one():
+    """0.33.0 on the ghost, four layers of Llama 4 Scout: 750,922 blocks hold 58.67 requests of 131,072 tokens."""
+    layers = read_layers(LLAMA_4, element_bytes=2, frees_chunks=True)
+    assert [layer.kind for layer in layers] == ["chunk"] * 3 + ["full"]
+    pool = lay_out(layers).fill(750_922 * 16 * 4096)
+    request = Request(length=131_072, batched_tokens=2 * 8192)
+    assert pool.concurrency(request) == pytest.approx(58.67, abs=0.005)
+    listed = {**LLAMA_4, "no_rope_layers": [1, 1, 1, 0]}
+    assert read_layers(listed, element_bytes=2, frees_chunks=True) == layers
+    assert {layer.kind for layer in read_layers(LLAMA_4, element_bytes=2)} == {"full"}  # vLLM before 0.13
+
+
+def test_states_of_nemotron_h_are_fp32():
+    """0.33.0 on the ghost: blocks of 1,040 tokens."""
+    nemotron = {
+        **{"model_type": "nemotron_h", "hybrid_override_pattern": "M-M-M-M*-M-M", "hidden_size": 4096},
+        **{"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "mamba_num_heads": 128},
+        **{"mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8, "conv_kernel": 4},
+    }
+    assert lay_out(read_layers(nemotron, element_bytes=2)).block_tokens == 1040
+    stated = {**nemotron, "mamba_ssm_cache_dtype": "bfloat16"}
+    assert lay_out(read_layers(stated, element_bytes=2)).block_tokens == 528
+
+
+def test_drafted_tokens_lengthen_the_window_of_a_convolution():
+    plain, drafting = (read_layers(QWEN3_NEXT, element_bytes=2, drafted=count)[0] for count in (0, 2))
+    assert drafting.state_bytes - plain.state_bytes == 2 * 2 * 8192
+
+
 def test_a_network_of_states_alone_holds_requests_of_any_length():
     mamba = {"model_type": "mamba", "num_hidden_layers": 64, "hidden_size": 2560, "state_size": 16, "expand": 2}
     layers = read_layers(mamba, element_bytes=2)

@@ -20,11 +20,13 @@ from tonnage.serving.facts import (
     estimated_graphs,
     first_without,
     graphs,
+    is_by_transformers,
     is_from,
     least_capability,
     outside_torch,
     parse_engine,
     quantizes_from,
+    router_bytes,
     runs_second,
     sglang_facts,
     vllm_facts,
@@ -35,6 +37,7 @@ from tonnage.serving.network import ServedNetwork
 from tonnage.serving.profile import ProfilePeak, context_tokens, cublas_workspace_bytes, profile_peak
 from tonnage.serving.settings import FullSettings, ServeSettings, complete
 from tonnage.serving.stored_weights import Share, stored_bytes
+from tonnage.serving.towers import elements_on_rank, tower_ranks
 from tonnage.serving.transformers_cache import PAGE_TOKENS, plan_sectors
 from tonnage.serving.weights import MADE_AT_START, Weight, list_weights
 from tonnage.timing.shape import Shape
@@ -132,7 +135,14 @@ def estimate_serving(network: ServedNetwork, settings: ServeSettings, cluster: C
     full = complete(settings, network, cluster)
     check_extras(full, network)
     _check_generates(network)
-    text_layers = read_layers(network.config, element_bytes=full.kv_element_bytes, tp=settings.tp)
+    frees_chunks = full.engine.name == "vllm" and vllm_facts(full.engine.version).frees_chunks
+    text_layers = read_layers(
+        network.config,
+        element_bytes=full.kv_element_bytes,
+        tp=settings.tp,
+        frees_chunks=frees_chunks,
+        drafted=settings.draft_tokens or 0,
+    )
     stages = _stages(network, len(text_layers), settings)
     memories = [_stage_memory(index, stages, network, full, text_layers) for index in range(len(stages))]
     request = _request(full)
@@ -253,7 +263,7 @@ def _profile_facts(network: ServedNetwork, full: FullSettings, layers: tuple[Lay
     facts = vllm_facts(full.engine.version)
     second = runs_second(
         full.engine.version,
-        str(text_part(network.config).get("model_type")),
+        _kind(network),
         has_experts=network.shape is not None and network.shape.experts > 0,
         has_states=any(layer.kind == "state" for layer in layers),
         quantized=full.quantization.bits < 16,
@@ -290,6 +300,7 @@ def _known_shape(network: ServedNetwork) -> Shape:
 def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int) -> dict[str, int]:
     """Return the bytes of the network's own weights.  Raises ValueError for degrees that do not divide them."""
     stated, shape = full.stated, _known_shape(network)
+    of_router = router_bytes(_kind(network)) if full.engine.name == "vllm" else None
     expert_tp = stated.tp * (stated.dp if shape.experts and stated.ep == 1 else 1)
     weights = list_weights(
         shape,
@@ -297,8 +308,10 @@ def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int
         expert_tp=expert_tp,
         ep=ep,
         layers=stage,
-        positions=network.rotary_rows if full.engine.name == "vllm" else 0,
+        positions=network.rotary_rows if _has_tables(network, full) else 0,
+        rotating=network.rotating_part,
         padded_experts=full.quantization.name == "mxfp4",
+        router_bytes=of_router,
     )
 
     def bytes_of(weight: Weight) -> int:
@@ -312,9 +325,15 @@ def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int
             experts=ep if ep > 1 else expert_tp,
             kv_heads=shape.kv_heads,
             tied=shape.tied,
+            tower=tower_ranks(network.config, stated.tp),
         )
         parts = stored_bytes(
-            network.stored, full.quantization, network.published, share, element_bytes=full.element_bytes
+            network.stored,
+            full.quantization,
+            network.published,
+            share,
+            element_bytes=full.element_bytes,
+            router_bytes=of_router,
         )
         if full.quantization.experts_only:  # the engine pads them
             parts["experts"] = sum(bytes_of(weight) for weight in weights if weight.kind == "expert")
@@ -324,12 +343,22 @@ def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int
     for weight in weights:
         parts[weight.name] = parts.get(weight.name, 0) + bytes_of(weight)
     if network.tower_elements and stage.start == 0:
-        # vLLM leaves them whole where their heads do not divide
-        parts["towers"] = full.element_bytes * network.tower_elements
+        held = elements_on_rank(network.config, network.tower_elements, stated.tp)
+        parts["towers"] = full.element_bytes * held
         levels = len(dict(network.config.get("vision_config") or {}).get(_LEVELS) or ())
         if full.engine.name == "vllm":
             parts["towers"] += full.element_bytes * levels * full.max_batched_tokens * shape.hidden
     return parts
+
+
+def _has_tables(network: ServedNetwork, full: FullSettings) -> bool:
+    """Return True if the engine keeps tables of rotations."""
+    return full.engine.name == "vllm" and not is_by_transformers(full.engine.version, _kind(network))
+
+
+def _kind(network: ServedNetwork) -> str:
+    """Return the type of the layers for text."""
+    return str(text_part(network.config).get("model_type"))
 
 
 def _captured(full: FullSettings) -> float:

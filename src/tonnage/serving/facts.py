@@ -90,13 +90,16 @@ class VllmFacts:
     """Blocks for each state of fixed size of a request."""
     checkpoint_blocks: int = 0
     """Further blocks for each state of a Mamba-2 layer: a copy that is made inside a prompt, for cached prefixes."""
+    frees_chunks: bool = False
+    """True if layers that attend within chunks keep the last one alone."""
     source: tuple[str, ...]
 
 
 def vllm_facts(version: tuple[int, ...]) -> VllmFacts:
     """Return the facts of the newest entry that is not newer than this version (the oldest, for one before)."""
     entry = _newest(_tables()["vllm"], version)
-    return VllmFacts(**entry | {"source": tuple(entry["source"])})
+    frees_chunks = is_from(version, _tables()["chunks"]["since"])
+    return VllmFacts(**entry | {"source": tuple(entry["source"]), "frees_chunks": frees_chunks})
 
 
 def runs_second(version: tuple[int, ...], kind: str, *, has_experts: bool, has_states: bool, quantized: bool) -> bool:
@@ -224,6 +227,17 @@ def sglang_card(total_mib: float, *, tp: int) -> tuple[int, int]:
 def needs_bf16(kind: str) -> bool:
     """Return True if vLLM computes a kind of network in fp32 on cards without bf16, and not in fp16 as others."""
     return kind in _tables()["without_fp16"]["kinds"]
+
+
+def router_bytes(kind: str) -> int | None:
+    """Return the bytes of an element of the routers of a kind of network in vLLM; None: those of other weights."""
+    return 4 if kind in _tables()["fp32_routers"]["kinds"] else None
+
+
+def is_by_transformers(version: tuple[int, ...], kind: str) -> bool:
+    """Return True if a version of vLLM computes a kind of network with transformers' own layers."""
+    entry = _tables()["by_transformers"]
+    return kind in entry["kinds"] and is_from(version, entry["since"])
 
 
 def has_adapter_words(kind: str) -> bool:

@@ -4,9 +4,9 @@
     pool = lay_out(layers, block_tokens=16).fill(58 * GIB)
     pool.blocks, pool.concurrency(Request(length=8192, batched_tokens=8192))
 
-Layers keep keys and values of all tokens, of those in a window, a latent vector in their place (MLA), or a state of
-fixed size (Mamba, linear attention).  Layers of several kinds share one pool: they are divided into groups of
-equally many layers, each with a block table of its own, and all pages are equally large.  The rules are those of
+Layers keep keys and values of all tokens, of those in a window or chunk, a latent vector in their place (MLA), or a
+state of fixed size (Mamba, linear attention).  Layers of several kinds share one pool: they are divided into groups
+of equally many layers, each with a block table of its own, and all pages are equally large.  The rules are those of
 vLLM's `KVCacheSpec` classes and `get_kv_cache_groups` (0.11 to 0.33); its start-up logs confirm them.
 """
 
@@ -17,6 +17,8 @@ from functools import cached_property
 from itertools import pairwise
 from math import ceil, gcd
 from typing import Final, Literal
+
+CacheKind = Literal["full", "window", "chunk", "state"]
 
 BLOCK_TOKENS: Final = 16
 """Tokens of a block: vLLM's default for CUDA."""
@@ -33,12 +35,12 @@ _STATE_ALIGNMENT: Final = 16
 class LayerCache:
     """Memory that one layer keeps of a request, on one rank."""
 
-    kind: Literal["full", "window", "state"]
-    """`full`: all tokens; `window`: the last ones; `state`: a state of fixed size."""
+    kind: CacheKind
+    """`full`: all tokens; `window`: the last ones; `chunk`: those of the last chunk; `state`: of fixed size."""
     token_bytes: int = 0
     """Bytes of one token; 0 for a state."""
     window: int = 0
-    """Tokens that a windowed layer sees."""
+    """Tokens that a layer with a window or chunks sees at most."""
     state_bytes: int = 0
     """Bytes of the state of one request."""
     is_mamba2: bool = False
@@ -63,7 +65,7 @@ class Request:
 class Group:
     """Layers that share a block table."""
 
-    kind: Literal["full", "window", "state"]
+    kind: CacheKind
     layers: int
     """Number of layers, without padding."""
     block_tokens: int
@@ -77,6 +79,8 @@ class Group:
             return request.state_blocks + request.checkpoint_blocks * self.is_mamba2
         if self.kind == "full":
             return ceil(request.length / self.block_tokens)
+        if self.kind == "chunk":
+            return ceil(min(self.window + request.batched_tokens, request.length) / self.block_tokens)
         held = min(self.window - 1 + request.batched_tokens, request.length)
         return ceil(held / self.block_tokens) + 1  # a window need not begin where a block does
 

@@ -14,10 +14,15 @@ _FURTHER: Final = re.compile(r"(?:^|\.)mtp\.")
 """Tensors of layers that predict further tokens, which engines load only to draft with them."""
 _EXPERT: Final = re.compile(r"\bexperts?\b")
 _KEYS: Final = re.compile(r"\b[kv]_proj\b")
-_WHOLE: Final = re.compile(r"\brouter\b|(?:mlp|moe)\.gate\.|\b(?:q_a_proj|kv_a_proj\w*)\b")
+_ROUTER: Final = re.compile(r"\brouter\b|(?:mlp|moe)\.gate\.")
+_WHOLE: Final = re.compile(rf"{_ROUTER.pattern}|\b(?:q_a_proj|kv_a_proj\w*)\b")
 """Matrices that every tensor-parallel rank holds whole: routers, and what compresses for latent attention."""
+_TOWER: Final = re.compile(r"vision|visual|audio|tower|multi_modal|mm_proj|^mlp1\.")
+"""Towers for images and sounds, and what joins them with the text: all in the first stage."""
+_WHOLE_OF_TOWER: Final = re.compile(r"embed|mm_input_projection")
+"""Their tables of places, what reads patches, and the matrix between Gemma 3's tower and its text."""
 _KEPT: Final = re.compile(
-    r"norm|embed|lm_head|router|(?:mlp|moe)\.gate\.|rotary|vision|visual|audio|tower|wte|wpe|"
+    r"norm|embed|lm_head|router|(?:mlp|moe)\.gate\.|rotary|wte|wpe|"
     r"conv(?:1d)?\.(?:weight|bias)$"
 )
 """Tensors that formats leave unquantized: embeddings, head, norms, routers, towers, convolutions."""
@@ -48,9 +53,13 @@ class Share:
     """Key and value heads: more ranks than these hold copies.  None: as many as there are ranks."""
     tied: bool = False
     """True if the head is the embedding, also where the folder has both."""
+    tower: int = 1
+    """Ranks that share each matrix of a tower."""
 
     def has(self, name: str, layer: int | None) -> bool:
         """Return True if the rank holds a part of this tensor, of a layer or (None) of none."""
+        if _TOWER.search(name):
+            return not self.layers.start
         if layer is not None:
             return layer in self.layers
         if "lm_head" in name:
@@ -59,6 +68,8 @@ class Share:
 
     def parts(self, name: str, *, is_expert: bool) -> int:
         """Return among how many ranks a matrix is divided."""
+        if _TOWER.search(name):
+            return 1 if _WHOLE_OF_TOWER.search(name) else self.tower
         if is_expert:
             return self.experts
         if _WHOLE.search(name):
@@ -73,13 +84,15 @@ def stored_bytes(
     share: Share,
     *,
     element_bytes: int = 2,
+    router_bytes: int | None = None,
     further: bool = False,
 ) -> dict[str, int]:
     """Return the bytes of one rank's weights by part: `layers`, `experts` and `others`.
 
-    Floating-point tensors but for scales count `element_bytes` an element.  If `wanted` is not the published format,
-    the matrices of layers are quantized so.  Vectors other than scales are whole on each rank.  `further`: only the
-    layers that predict further tokens, which are those of the share or named so.
+    Floating-point tensors but for scales count `element_bytes` an element, routers `router_bytes` if stated.  If
+    `wanted` is not the published format, the matrices of layers are quantized so.  Vectors other than scales are
+    whole on each rank.  `further`: only the layers that predict further tokens, which are those of the share or named
+    so.
     """
     parts = {"layers": 0, "experts": 0, "others": 0}
     turns = wanted.name != published.name and wanted.bits < 16
@@ -91,13 +104,14 @@ def stored_bytes(
                 continue
         elif not share.has(tensor.name, layer):
             continue
-        kept = _KEPT.search(tensor.name) is not None or layer is None
+        kept = _KEPT.search(tensor.name) is not None or _TOWER.search(tensor.name) is not None or layer is None
         is_expert = not kept and _EXPERT.search(tensor.name) is not None
         part = "others" if kept else "experts" if is_expert else "layers"
         is_divided = len(tensor.shape) > 1 or is_expert or "absmax" in tensor.name
         divided = share.parts(tensor.name, is_expert=is_expert) if is_divided else 1
         is_turned = turns and not kept and len(tensor.shape) > 1 and not (is_expert and wanted.keeps_experts)
-        parts[part] += _tensor_bytes(tensor, wanted if is_turned else None, divided, element_bytes)
+        of_element = router_bytes if router_bytes and _ROUTER.search(tensor.name) else element_bytes
+        parts[part] += _tensor_bytes(tensor, wanted if is_turned else None, divided, of_element)
     return {name: size for name, size in parts.items() if size}
 
 
