@@ -10,6 +10,7 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.catalog.models import find_model
 from tonnage.catalog.overheads import overheads
 from tonnage.errors import CannotEstimate, UnreadableModel, UsageError
+from tonnage.serving.advice import advise
 from tonnage.serving.closed_form import estimate_serving
 from tonnage.serving.exports import vllm_words
 from tonnage.serving.facts import (
@@ -192,12 +193,59 @@ def test_the_worst_stage_of_a_pipeline_decides():
             {"quantization": "nf4"},
             "bitsandbytes, which nf4 weights need, is not in vllm",
         ),
+        ("gemma-2-9b", "t4", {"quantization": "awq"}, "computes such a network in fp32, and awq-int4 weights in 16"),
+        (
+            "llama-3.2-1b",
+            "t4",
+            {"kv_dtype": "fp8"},
+            "7.5 of t4 is too low for keys and values of this network in fp8",
+        ),
+        ("gpt-oss-20b", "a100-80gb", {"kv_dtype": "fp8"}, "8.0 of a100-80gb is too low for keys and values"),
+        ("deepseek-v2-lite", "a100-80gb", {"kv_dtype": "fp8", "max_len": 4096}, "is too low for keys and values"),
+        ("llama-3.2-1b", "t4", {"kv_dtype": "bf16"}, "too low for keys and values in bf16"),
     ],
 )
 def test_what_does_not_start_says_why(model, gpu, settings, words):
     estimate = ask(model, gpu, **settings)
     assert not estimate.starts
     assert words in estimate.serving.error
+
+
+def test_a_cache_in_fp8_is_read_where_a_backend_can():
+    for model, gpu in (("llama-3.2-1b", "a100-80gb"), ("gpt-oss-20b", "l40s"), ("deepseek-v2-lite", "l40s")):
+        assert ask(model, gpu, kv_dtype="fp8", max_len=4096).starts
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "settings", "expected"),
+    [
+        ("llama-3.1-8b", "t4", {"quantization": "mxfp4"}, {"quantization": "awq-int4", "max_len": 51_216}),
+        ("llama-3.1-8b", "v100-32gb", {"max_len": 8192}, {"engine": "vllm@0.19"}),
+        ("llama-3.1-8b", "h100-80gb", {"quantization": "nf4"}, {"engine": "vllm@0.27"}),
+        ("llama-3.2-1b", "t4", {"kv_dtype": "fp8", "max_len": 4096}, {"kv_dtype": "auto"}),
+        ("gemma-2-9b", "t4", {"quantization": "awq"}, {"gpu": "l4"}),
+    ],
+)
+def test_what_is_not_supported_is_answered_with_what_is(model, gpu, settings, expected):
+    """Another format with shorter requests, an older engine, another card; nothing that is refused as well."""
+    estimate = ask(model, gpu, **settings)
+    changes = [advice.change for advice in advise(estimate)]
+    assert expected in changes
+    assert all(advice.fits for advice in advise(estimate))
+
+
+def test_a_format_that_the_card_cannot_compute_with_is_not_advised():
+    assert {"quantization": "awq-int4"} not in [advice.change for advice in advise(ask("gemma-2-9b", "t4"))]
+
+
+def test_experts_compute_the_tokens_of_all_replicas(tmp_path):
+    """Four layers of Qwen3-30B-A3B with 0.33.0 on the ghost: 535,205 blocks, with whole experts and without."""
+    config = {**find_model("qwen3-30b-a3b").config(), "num_hidden_layers": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for ep in (1, 2):
+        answer = ask(tmp_path, "2xh100-80gb", dp=2, ep=ep, max_len=8192, eager=True)
+        assert answer.serving.blocks == pytest.approx(535_205, rel=0.001)
+        assert answer.serving.outside_torch_bytes == pytest.approx(2_001_731_584, rel=0.001)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from tonnage.catalog.models import find_model
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.serving.cache_layers import read_layers
-from tonnage.serving.facts import vllm_facts
+from tonnage.serving.facts import delta_checkpoints, vllm_facts
 from tonnage.serving.kv_cache import LayerCache, Request, heads_on_rank, lay_out, split_stages
 from tonnage.units import GIB
 
@@ -210,6 +210,17 @@ def test_states_of_nemotron_h_are_fp32():
     assert lay_out(read_layers(nemotron, element_bytes=2)).block_tokens == 1040
     stated = {**nemotron, "mamba_ssm_cache_dtype": "bfloat16"}
     assert lay_out(read_layers(stated, element_bytes=2)).block_tokens == 528
+
+
+def test_a_state_of_a_delta_net_takes_a_further_block_where_flashinfer_computes_it():
+    """0.33.0 on the ghost: blocks of 576 tokens, and 958.68 requests with two drafted tokens in 23,967 blocks."""
+    blocks, alignment = delta_checkpoints((0, 33, 0), (9, 0))
+    layers = read_layers({**QWEN3_NEXT, "num_hidden_layers": 4}, element_bytes=2, drafted=2)
+    layout = lay_out([*layers, layers[-1]], alignment=alignment)
+    assert layout.block_tokens == 576
+    request = Request(length=8192, batched_tokens=16_384, state_blocks=4, delta_blocks=blocks)
+    assert layout.request_blocks(request) == pytest.approx(23_967 / 958.68, abs=1e-3)
+    assert delta_checkpoints((0, 33, 0), (8, 9)) == delta_checkpoints((0, 32, 0), (9, 0)) == (0, None)
 
 
 def test_drafted_tokens_lengthen_the_window_of_a_convolution():

@@ -170,7 +170,13 @@ def _state_layer(text: Mapping[str, Any], kind: str, word: str, tp: int, drafted
     """Return a layer with a state.  Mamba layers with heads are Mamba-2."""
     has_heads = any(text.get(name) for name in ("mamba_n_heads", "mamba_num_heads", "num_heads"))
     is_mamba2 = word in ("mamba", "mamba2", "M") and has_heads
-    return LayerCache(kind="state", state_bytes=_state_bytes(text, kind, word, tp, drafted), is_mamba2=is_mamba2)
+    size = _state_bytes(text, kind, word, tp, drafted)
+    return LayerCache(kind="state", state_bytes=size, is_mamba2=is_mamba2, is_delta=_is_delta(text, word))
+
+
+def _is_delta(text: Mapping[str, Any], word: str) -> bool:
+    """Return True for a gated delta net (Qwen3-Next)."""
+    return word in ("linear_attention", "linear") and "linear_num_value_heads" in text
 
 
 def _state_bytes(text: Mapping[str, Any], kind: str, word: str, tp: int, drafted: int) -> int:
@@ -180,7 +186,7 @@ def _state_bytes(text: Mapping[str, Any], kind: str, word: str, tp: int, drafted
     hidden = text["hidden_size"]
     if word in ("conv", "short_conv"):  # LFM2
         return int(2 * (text["conv_L_cache"] - 1) * hidden // tp)
-    if word in ("linear_attention", "linear") and "linear_num_value_heads" in text:  # gated delta net (Qwen3-Next)
+    if _is_delta(text, word):
         keys = text["linear_key_head_dim"] * text["linear_num_key_heads"]
         values = text["linear_value_head_dim"] * text["linear_num_value_heads"]
         before = 2 * (text["linear_conv_kernel_dim"] - 1 + drafted) * (2 * keys + values) // tp

@@ -5,7 +5,7 @@ answer.serving.kv_cache_tokens, answer.serving.starts
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tonnage.cluster import Cluster
@@ -17,6 +17,7 @@ from tonnage.serving.extras import check_extras, describe_extras, draft_layers, 
 from tonnage.serving.facts import (
     Interval,
     VllmFacts,
+    delta_checkpoints,
     estimated_graphs,
     first_without,
     graphs,
@@ -26,16 +27,17 @@ from tonnage.serving.facts import (
     outside_torch,
     parse_engine,
     quantizes_from,
+    reads_fp8_cache,
     router_bytes,
     runs_second,
     sglang_facts,
     vllm_facts,
     with_second_runner,
 )
-from tonnage.serving.kv_cache import LayerCache, Layout, Pool, Request, lay_out, split_stages
+from tonnage.serving.kv_cache import STATE_ALIGNMENT, LayerCache, Layout, Pool, Request, lay_out, split_stages
 from tonnage.serving.network import ServedNetwork
 from tonnage.serving.profile import ProfilePeak, context_tokens, cublas_workspace_bytes, profile_peak
-from tonnage.serving.settings import FullSettings, ServeSettings, complete
+from tonnage.serving.settings import BF16_CAPABILITY, FullSettings, ServeSettings, complete
 from tonnage.serving.stored_weights import Share, stored_bytes
 from tonnage.serving.towers import elements_on_rank, tower_ranks
 from tonnage.serving.transformers_cache import PAGE_TOKENS, plan_sectors
@@ -54,6 +56,9 @@ _OTHER_HEADS: Final = re.compile(
 
 _LEVELS: Final = "deepstack_visual_indexes"
 """Levels of Qwen3-VL's tower that layers of the text take: vLLM keeps a buffer of a step for each."""
+
+_RUN_IN_FP32: Final = ("compressed-tensors",)
+"""Methods of quantized weights that vLLM computes in fp32 too (`get_supported_act_dtypes`, 0.33.0)."""
 
 _CAPTURED_MOST: Final = 512
 """Largest batch of which vLLM captures a graph."""
@@ -149,7 +154,7 @@ def estimate_serving(network: ServedNetwork, settings: ServeSettings, cluster: C
     worst = min(memories, key=lambda memory: memory.layout.fill(memory.pool_bytes).blocks)
     needed = max(memory.layout.request_bytes(request) for memory in memories)
     longest = min(memory.layout.longest(memory.pool_bytes, request) for memory in memories)
-    error = _why_not(full, worst, needed, longest)
+    error = _why_not(full, network, worst, needed, longest)
     return ServingEstimate(
         serving=_answer(full, worst, request, error),
         network=network,
@@ -187,11 +192,23 @@ def _request(full: FullSettings) -> Request:
         return Request(length=full.max_len, batched_tokens=full.max_batched_tokens)
     facts = vllm_facts(full.engine.version)
     batched = facts.steps_in_flight * full.max_batched_tokens
-    states, copies = (1, 0) if full.stated.no_prefix_caching else (facts.state_blocks, facts.checkpoint_blocks)
     drafted = full.stated.draft_tokens or 0  # a state for each, as some of them may be rejected
+    if full.stated.no_prefix_caching:
+        return Request(length=full.max_len, batched_tokens=batched, state_blocks=1 + drafted)
     return Request(
-        length=full.max_len, batched_tokens=batched, state_blocks=states + drafted, checkpoint_blocks=copies
+        length=full.max_len,
+        batched_tokens=batched,
+        state_blocks=facts.state_blocks + drafted,
+        checkpoint_blocks=facts.checkpoint_blocks,
+        delta_blocks=delta_checkpoints(full.engine.version, full.device.capability)[0],
     )
+
+
+def _state_alignment(full: FullSettings, layers: tuple[LayerCache, ...]) -> int:
+    """Return the multiple of tokens to which blocks beside states are raised."""
+    if full.engine.name != "vllm" or full.stated.no_prefix_caching or not any(layer.is_delta for layer in layers):
+        return STATE_ALIGNMENT
+    return delta_checkpoints(full.engine.version, full.device.capability)[1] or STATE_ALIGNMENT
 
 
 def _stages(network: ServedNetwork, cached_layers: int, settings: ServeSettings) -> tuple[range, ...]:
@@ -223,6 +240,7 @@ def _stage_memory(
         quantization=full.quantization,
         tp=stated.tp,
         ep=stated.ep,
+        dp=stated.dp,
         samples=samples,
         staged=len(stages) > 1,
         towers=network.has_towers,
@@ -240,7 +258,7 @@ def _stage_memory(
     block_layers = layers[stage.start : stage.stop] if len(layers) == shape.layers else layers
     pages = PAGE_TOKENS if full.engine.name == "transformers" else stated.block_tokens
     block_layers = (*block_layers, *draft_layers(network, full, block_layers))
-    layout = lay_out(block_layers, pages)
+    layout = lay_out(block_layers, pages, alignment=_state_alignment(full, block_layers))
     estimated = estimated_graphs(captured) if facts.graphs_in_budget else none
     low, pool, high = _pool_bytes(full, weights, profile, outside, estimated, network, block_layers)
     return StageMemory(
@@ -406,7 +424,7 @@ def _pool_bytes(
     return cache.bytes - _LOADING_BYTES, cache.bytes, cache.bytes
 
 
-def find_unsupported(full: FullSettings) -> str | None:
+def find_unsupported(full: FullSettings, network: ServedNetwork) -> str | None:
     """Return why this version of vLLM does not serve such weights, or on such a card; None if it does."""
     version, device, weights = full.engine.version, full.device, full.quantization
     since = quantizes_from(weights.name) if weights.online else None
@@ -420,17 +438,50 @@ def find_unsupported(full: FullSettings) -> str | None:
         if device.capability < least:
             from_on = f"{'.'.join(map(str, least))} on" + (f" (since {since})" if since else "")
             return f"compute capability {has} of {device.id} is too low: {full.engine} runs{what} from {from_on}"
+    if full.element_bytes > 2 and weights.bits < 16 and weights.method not in _RUN_IN_FP32:
+        return (
+            f"on {device.id}, which has no bf16, {full.engine} computes such a network in fp32, and {weights.name} "
+            "weights in 16 bits alone"
+        )
+    if full.has_fp8_cache and not _reads_fp8_cache(full, network):
+        return f"compute capability {has} of {device.id} is too low for keys and values of this network in fp8"
+    if full.stated.kv_dtype == "bf16" and device.capability < BF16_CAPABILITY:
+        return f"compute capability {has} of {device.id} is too low for keys and values in bf16"
     without = first_without(weights.method)
     if without is not None and is_from(version, without):
         return f"{weights.method}, which {weights.name} weights need, is not in {full.engine}: it went with {without}"
     return None
 
 
-def _why_not(full: FullSettings, worst: StageMemory, needed: int, longest: int) -> str | None:
+def _reads_fp8_cache(full: FullSettings, network: ServedNetwork) -> bool:
+    shape = _known_shape(network)
+    return reads_fp8_cache(
+        full.engine.version,
+        full.device.capability,
+        kind=_kind(network),
+        head_dim=shape.head_dim,
+        latent=shape.latent_rank > 0,
+    )
+
+
+def last_that_supports(full: FullSettings, network: ServedNetwork) -> str | None:
+    """Return the newest older engine, as `vllm@0.27`, that serves such weights on such a card; None without one."""
+    weights, version = full.quantization, full.engine.version
+    if full.engine.name != "vllm" or (full.has_fp8_cache and not _reads_fp8_cache(full, network)):
+        return None
+    known = (*(least_capability(version, name)[1] for name in ("any", weights.name)), first_without(weights.method))
+    for end in sorted((tuple(map(int, end.split("."))) for end in known if end is not None), reverse=True):
+        older = parse_engine(f"vllm@{end[0]}.{end[1] - 1}")
+        if find_unsupported(replace(full, engine=older), network) is None:
+            return str(older).replace(" ", "@")
+    return None
+
+
+def _why_not(full: FullSettings, network: ServedNetwork, worst: StageMemory, needed: int, longest: int) -> str | None:
     """Return why the engine does not start; None if it does."""
     device = full.device
     free = device.capacity_bytes - full.first_bytes
-    if (why := find_unsupported(full)) is not None:
+    if (why := find_unsupported(full, network)) is not None:
         return why
     if full.engine.name == "vllm" and device.capacity_bytes * full.utilization > free:
         return (

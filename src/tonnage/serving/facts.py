@@ -102,6 +102,15 @@ def vllm_facts(version: tuple[int, ...]) -> VllmFacts:
     return VllmFacts(**entry | {"source": tuple(entry["source"]), "frees_chunks": frees_chunks})
 
 
+def delta_checkpoints(version: tuple[int, ...], capability: tuple[int, int]) -> tuple[int, int | None]:
+    """Return the further blocks for each state of a gated delta net where prefixes are cached, and the multiple of
+    tokens of a block that they need; None: none of their own."""
+    facts = _tables()["delta_checkpoints"]
+    if not is_from(version, facts["since"]) or capability < _numbers(facts["capability"]):
+        return 0, None
+    return facts["blocks"], facts["alignment"]
+
+
 def runs_second(version: tuple[int, ...], kind: str, *, has_experts: bool, has_states: bool, quantized: bool) -> bool:
     """Return True if this version of vLLM runs a network of a kind with its second model runner."""
     entries = _tables()["second_runner"]
@@ -137,6 +146,18 @@ def least_capability(version: tuple[int, ...], name: str) -> tuple[tuple[int, ..
         return (0,), None
     entry = _newest(entries, version)
     return _numbers(entry["least"]), None if entry is entries[0] else entry["since"]
+
+
+def reads_fp8_cache(
+    version: tuple[int, ...], capability: tuple[int, int], *, kind: str, head_dim: int, latent: bool
+) -> bool:
+    """Return True if attention of a kind of network reads keys and values in 8-bit floats on a card."""
+    facts = _tables()["fp8_cache"]
+    if capability >= _numbers(facts["triton"]):
+        return True
+    least = _numbers(_newest(facts["flashinfer"], version)["least"])
+    has_flashinfer = capability >= least and head_dim in facts["head_dims"]
+    return has_flashinfer and not latent and kind not in facts["with_sinks"]
 
 
 def first_without(method: str) -> str | None:

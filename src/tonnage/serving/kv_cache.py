@@ -27,7 +27,7 @@ _BALANCED: Final = 1.5
 """Layers of the commonest kind / of the rarest up to which groups get as many layers as the commonest kind has (vLLM
 0.33; earlier 1.25, which differs for no published network)."""
 
-_STATE_ALIGNMENT: Final = 16
+STATE_ALIGNMENT: Final = 16
 """Multiple of tokens to which a block beside states of fixed size is raised."""
 
 
@@ -45,6 +45,8 @@ class LayerCache:
     """Bytes of the state of one request."""
     is_mamba2: bool = False
     """True for the state of a Mamba-2 layer."""
+    is_delta: bool = False
+    """True for the state of a gated delta net."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,8 @@ class Request:
     """Blocks for a state of fixed size; 2 where prefixes are cached, for the state at the last whole block."""
     checkpoint_blocks: int = 0
     """Further blocks for a state of Mamba-2."""
+    delta_blocks: int = 0
+    """The same for a state of a gated delta net."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +76,13 @@ class Group:
     """Tokens of one block."""
     window: int = 0
     is_mamba2: bool = False
+    is_delta: bool = False
 
     def blocks(self, request: Request) -> int:
         """Return the most blocks that one request holds."""
         if self.kind == "state":
-            return request.state_blocks + request.checkpoint_blocks * self.is_mamba2
+            copies = request.checkpoint_blocks * self.is_mamba2 + request.delta_blocks * self.is_delta
+            return request.state_blocks + copies
         if self.kind == "full":
             return ceil(request.length / self.block_tokens)
         if self.kind == "chunk":
@@ -156,8 +162,13 @@ class Pool:
         return self.blocks * self.layout.block_bytes
 
 
-def lay_out(layers: Sequence[LayerCache], block_tokens: int = BLOCK_TOKENS) -> Layout:
-    """Return the division of a pool among layers, for blocks of so many tokens where all layers keep tokens."""
+def lay_out(
+    layers: Sequence[LayerCache], block_tokens: int = BLOCK_TOKENS, *, alignment: int = STATE_ALIGNMENT
+) -> Layout:
+    """Return the division of a pool among layers, for blocks of so many tokens where all layers keep tokens.
+
+    Blocks beside states are multiples of `alignment` tokens.
+    """
     if not layers:
         return Layout(groups=(), block_bytes=0, page_bytes=0)
     kinds = {(layer.kind, layer.window) for layer in layers}
@@ -173,31 +184,46 @@ def lay_out(layers: Sequence[LayerCache], block_tokens: int = BLOCK_TOKENS) -> L
             block_tokens=tokens,
             window=first.window,
             is_mamba2=first.is_mamba2,
+            is_delta=first.is_delta,
         )
         return Layout(groups=(group,), block_bytes=sum(pages), page_bytes=max(pages))
     if states:
-        block_tokens = _raise_block(block_tokens, states, attention)
+        block_tokens = _raise_block(block_tokens, states, attention, alignment)
     page_bytes = max(layer.token_bytes * block_tokens for layer in attention)
     alike = Counter(
-        (layer.kind, layer.window, layer.is_mamba2, _tokens_of_page(layer, page_bytes, block_tokens))
+        (
+            replace(layer, token_bytes=0, state_bytes=0),
+            _tokens_of_page(layer, page_bytes, block_tokens),
+        )
         for layer in layers
     )
     fewest, most = min(alike.values()), max(alike.values())
     size = most if most < fewest * _BALANCED else fewest
     groups = []
-    for (kind, window, is_mamba2, tokens), count in alike.items():
+    for (layer, tokens), count in alike.items():
         parts = ceil(count / size)
         for part in range(parts):
             held = len(range(part, count, parts))
-            groups.append(Group(kind=kind, layers=held, block_tokens=tokens, window=window, is_mamba2=is_mamba2))
+            groups.append(
+                Group(
+                    kind=layer.kind,
+                    layers=held,
+                    block_tokens=tokens,
+                    window=layer.window,
+                    is_mamba2=layer.is_mamba2,
+                    is_delta=layer.is_delta,
+                )
+            )
     return Layout(groups=tuple(groups), block_bytes=size * page_bytes, page_bytes=page_bytes)
 
 
-def _raise_block(block_tokens: int, states: Sequence[LayerCache], attention: Sequence[LayerCache]) -> int:
+def _raise_block(
+    block_tokens: int, states: Sequence[LayerCache], attention: Sequence[LayerCache], alignment: int
+) -> int:
     """Return the tokens of a block whose page holds a state, so that all pages are equally large."""
     token_bytes = max(layer.token_bytes for layer in attention)
-    least = ceil(max(layer.state_bytes for layer in states) / (_STATE_ALIGNMENT * token_bytes))
-    return max(block_tokens, _STATE_ALIGNMENT * least)
+    least = ceil(max(layer.state_bytes for layer in states) / (alignment * token_bytes))
+    return max(block_tokens, alignment * least)
 
 
 def _tokens_of_page(layer: LayerCache, page_bytes: int, block_tokens: int) -> int:

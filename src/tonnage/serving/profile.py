@@ -73,6 +73,7 @@ def profile_peak(
     quantization: Quantization,
     tp: int = 1,
     ep: int = 1,
+    dp: int = 1,
     samples: bool = True,
     staged: bool = False,
     towers: bool = False,
@@ -87,10 +88,11 @@ def profile_peak(
     `towers`: the network takes embeddings of images in place of words, for which vLLM keeps a buffer.  `embeds`: the
     rank's compiled part begins with the table of words, and is compiled in this run: torch then makes a second table
     to try kernels on.  `predicts`: its own layers draft further tokens, after a buffer of the residual stream.
-    `context`: tokens of earlier chunks (`context_tokens`).
+    `context`: tokens of earlier chunks (`context_tokens`).  Experts compute the tokens of all `dp` replicas.
     """
     h = shape.hidden
-    lasting = _expert_workspace_bytes(shape, tokens, quantization, tp, ep)
+    gathered = dp * tokens if shape.experts else tokens
+    lasting = _expert_workspace_bytes(shape, gathered, quantization, tp, ep)
     lasting += cublas_workspace_bytes(device) if facts.counts_workspace else 0
     lasting += tokens * h * element_bytes * (towers + facts.keeps_stream + predicts)
     lasting += int(sequences * shape.vocab * facts.kept_bytes) if samples else 0
@@ -100,6 +102,7 @@ def profile_peak(
     forward = int(tokens * (inner + _FORWARD_STREAMS * h * element_bytes))
     if shape.latent_rank:
         forward = max(forward, _latent_elements(shape, tokens, context, tp) * element_bytes)
+    forward += 2 * (gathered - tokens) * h * element_bytes  # what experts take and give
     if predicts:
         forward += (_PREDICTING_STREAMS if eager else _PREDICTING_COMPILED) * tokens * h * element_bytes
     if staged and not samples:
