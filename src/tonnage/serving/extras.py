@@ -228,7 +228,7 @@ def describe_extras(network: ServedNetwork, full: FullSettings, weights_bytes: i
         kept = format_gib(weights_bytes)
         yield f"asleep (level 1) the weights of each GPU, {kept}, are in host memory; level 2 keeps none"
     if stated.ep > 1 and stated.dp > 1:
-        yield "buffers of the exchange among expert-parallel ranks (DeepEP, pplx) are not known and not counted"
+        yield "expert-parallel ranks gather tokens as vLLM does by default; buffers of DeepEP are not known"
     if full.engine.name == "sglang" and stated.tp * stated.pp * stated.dp > 1:
         yield "sglang divides weights and cache among ranks as vLLM does"
 
