@@ -191,6 +191,17 @@ def test_each_complete_prompt_gets_one_token_that_ends_nothing():
     assert policy.used == ["sampled"]
 
 
+def test_the_lengths_of_requests_are_those_that_the_host_knows():
+    class GPUModelRunner:
+        def prepare_inputs(self, output):
+            lengths = torch.zeros(4, dtype=torch.int32)  # what a kernel computes reads as zero
+            return SimpleNamespace(seq_lens=lengths, seq_lens_cpu_upper_bound=torch.tensor(output))
+
+    policy = Policy()
+    serving.patch_lengths(policy, SimpleNamespace(GPUModelRunner=GPUModelRunner))
+    assert GPUModelRunner().prepare_inputs([52, 100, 94]).seq_lens.tolist() == [52, 100, 94, 0]
+
+
 def test_the_scales_of_an_8_bit_cache_are_positive():
     class BaseKVCacheMethod:
         def process_weights_after_loading(self, layer):

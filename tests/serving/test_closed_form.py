@@ -10,6 +10,7 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.catalog.models import find_model
 from tonnage.catalog.overheads import overheads
 from tonnage.errors import CannotEstimate, UnreadableModel, UsageError
+from tonnage.serving.advice import advise
 from tonnage.serving.closed_form import estimate_serving
 from tonnage.serving.exports import vllm_words
 from tonnage.serving.facts import (
@@ -90,6 +91,44 @@ def test_rotations_that_are_scaled_linearly_have_a_row_for_each_stretched_positi
     assert read_network(model, offline=True).rotary_rows == 9 * 131_072
 
 
+SMOLLM_3 = {
+    **{"model_type": "smollm3", "hidden_size": 2048, "intermediate_size": 11_008, "num_hidden_layers": 36},
+    **{"num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 128_256, "tie_word_embeddings": True},
+    **{"max_position_embeddings": 65_536, "no_rope_layers": [1, 1, 1, 0] * 9},
+}
+SCOUT = {
+    **{"model_type": "llama4_text", "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16_384},
+    **{"num_hidden_layers": 4, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128},
+    **{"num_local_experts": 16, "num_experts_per_tok": 1, "vocab_size": 202_048, "attention_chunk_size": 8192},
+    **{"max_position_embeddings": 10_485_760, "no_rope_layers": [1, 1, 1, 0], "tie_word_embeddings": False},
+}
+GLM = {
+    **{"model_type": "glm4_moe", "hidden_size": 4096, "intermediate_size": 10_944, "moe_intermediate_size": 1408},
+    **{"num_hidden_layers": 3, "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128},
+    **{"n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    **{"vocab_size": 151_552, "max_position_embeddings": 131_072, "attention_bias": True},
+    **{"tie_word_embeddings": False, "num_nextn_predict_layers": 1},
+}
+MINIMAX = {
+    **{"model_type": "minimax_m2", "hidden_size": 3072, "intermediate_size": 1536, "num_hidden_layers": 4},
+    **{"num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 256},
+    **{"num_experts_per_tok": 8, "rotary_dim": 64, "vocab_size": 200_064, "max_position_embeddings": 196_608},
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "loaded"),
+    [(SMOLLM_3, 5.764), (SCOUT, 22.762), (GLM, 11.519), (MINIMAX, 29.656)],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else str(value),
+)
+def test_a_few_layers_weigh_what_0_33_loads_on_the_ghost(config, loaded, tmp_path):
+    """Tables of layers that do not all rotate, or a part of each head; networks without one; routers in fp32."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    answer = ask(tmp_path, "h100-80gb", max_len=8192, eager=True)
+    assert answer.serving.weights_bytes / GIB == pytest.approx(loaded, abs=0.0099)
+
+
 def test_parameters_of_rotations_may_be_stated_for_each_kind_of_layer(tmp_path):
     config = find_model("gemma-3-4b-text").config()
     parts = {"rope_theta": config.pop("rope_theta"), **config.pop("rope_scaling")}
@@ -154,12 +193,59 @@ def test_the_worst_stage_of_a_pipeline_decides():
             {"quantization": "nf4"},
             "bitsandbytes, which nf4 weights need, is not in vllm",
         ),
+        ("gemma-2-9b", "t4", {"quantization": "awq"}, "computes such a network in fp32, and awq-int4 weights in 16"),
+        (
+            "llama-3.2-1b",
+            "t4",
+            {"kv_dtype": "fp8"},
+            "7.5 of t4 is too low for keys and values of this network in fp8",
+        ),
+        ("gpt-oss-20b", "a100-80gb", {"kv_dtype": "fp8"}, "8.0 of a100-80gb is too low for keys and values"),
+        ("deepseek-v2-lite", "a100-80gb", {"kv_dtype": "fp8", "max_len": 4096}, "is too low for keys and values"),
+        ("llama-3.2-1b", "t4", {"kv_dtype": "bf16"}, "too low for keys and values in bf16"),
     ],
 )
 def test_what_does_not_start_says_why(model, gpu, settings, words):
     estimate = ask(model, gpu, **settings)
     assert not estimate.starts
     assert words in estimate.serving.error
+
+
+def test_a_cache_in_fp8_is_read_where_a_backend_can():
+    for model, gpu in (("llama-3.2-1b", "a100-80gb"), ("gpt-oss-20b", "l40s"), ("deepseek-v2-lite", "l40s")):
+        assert ask(model, gpu, kv_dtype="fp8", max_len=4096).starts
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "settings", "expected"),
+    [
+        ("llama-3.1-8b", "t4", {"quantization": "mxfp4"}, {"quantization": "awq-int4", "max_len": 51_216}),
+        ("llama-3.1-8b", "v100-32gb", {"max_len": 8192}, {"engine": "vllm@0.19"}),
+        ("llama-3.1-8b", "h100-80gb", {"quantization": "nf4"}, {"engine": "vllm@0.27"}),
+        ("llama-3.2-1b", "t4", {"kv_dtype": "fp8", "max_len": 4096}, {"kv_dtype": "auto"}),
+        ("gemma-2-9b", "t4", {"quantization": "awq"}, {"gpu": "l4"}),
+    ],
+)
+def test_what_is_not_supported_is_answered_with_what_is(model, gpu, settings, expected):
+    """Another format with shorter requests, an older engine, another card; nothing that is refused as well."""
+    estimate = ask(model, gpu, **settings)
+    changes = [advice.change for advice in advise(estimate)]
+    assert expected in changes
+    assert all(advice.fits for advice in advise(estimate))
+
+
+def test_a_format_that_the_card_cannot_compute_with_is_not_advised():
+    assert {"quantization": "awq-int4"} not in [advice.change for advice in advise(ask("gemma-2-9b", "t4"))]
+
+
+def test_experts_compute_the_tokens_of_all_replicas(tmp_path):
+    """Four layers of Qwen3-30B-A3B with 0.33.0 on the ghost: 535,205 blocks, with whole experts and without."""
+    config = {**find_model("qwen3-30b-a3b").config(), "num_hidden_layers": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for ep in (1, 2):
+        answer = ask(tmp_path, "2xh100-80gb", dp=2, ep=ep, max_len=8192, eager=True)
+        assert answer.serving.blocks == pytest.approx(535_205, rel=0.001)
+        assert answer.serving.outside_torch_bytes == pytest.approx(2_001_731_584, rel=0.001)
 
 
 @pytest.mark.parametrize(

@@ -144,15 +144,6 @@ def test_tokens_that_logs_print_for_networks_with_states(fields, tp, pool_gib, b
     assert pool.concurrency(request) == pytest.approx(concurrency, abs=0.005)
 
 
-DELTA_NET = {
-    **{"model_type": "qwen3_next", "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 2},
-    **{"head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128},
-    **{"linear_value_head_dim": 128, "linear_conv_kernel_dim": 4},
-    "layer_types": ["full_attention" if index % 4 == 3 else "linear_attention" for index in range(8)],
-}
-"""8 layers of Qwen3-Next-80B-A3B."""
-
-
 @pytest.mark.parametrize(
     ("fields", "pool_gib", "block_tokens", "concurrency"),
     [
@@ -173,7 +164,7 @@ DELTA_NET = {
             },
             *(26.94, 400, 183.88),
         ),
-        (DELTA_NET, 45.42, 576, 861.29),
+        ({**QWEN3_NEXT, "num_hidden_layers": 8}, 45.42, 576, 861.29),
     ],
     ids=["falcon-h1", "granite-4.0-h", "qwen3-next"],
 )
@@ -191,7 +182,52 @@ def test_a_state_that_is_copied_inside_a_prompt_takes_a_further_block(fields, po
 def test_delta_nets_are_copied_from_hopper_on():
     """FlashInfer's kernels, which write the copies, are not chosen on an A100 or an L40S."""
     assert [vllm_facts((0, 33, 0)).copies_on(card) for card in ((8, 0), (8, 9))] == [("mamba2",)] * 2
-    assert lay_out(read_layers(DELTA_NET, element_bytes=2), copied_states=("mamba2",)).block_tokens == 544
+    assert lay_out(read_layers(QWEN3_NEXT, element_bytes=2), copied_states=("mamba2",)).block_tokens == 544
+
+
+LLAMA_4 = {
+    **{"model_type": "llama4_text", "num_hidden_layers": 4, "hidden_size": 5120, "num_attention_heads": 40},
+    **{"num_key_value_heads": 8, "head_dim": 128, "attention_chunk_size": 8192},
+}
+
+
+def test_layers_that_attend_within_chunks_keep_the_last_one():
+    """0.33.0 on the ghost, four layers of Llama 4 Scout: 750,922 blocks hold 58.67 requests of 131,072 tokens."""
+    layers = read_layers(LLAMA_4, element_bytes=2, frees_chunks=True)
+    assert [layer.kind for layer in layers] == ["chunk"] * 3 + ["full"]
+    pool = lay_out(layers).fill(750_922 * 16 * 4096)
+    request = Request(length=131_072, batched_tokens=2 * 8192)
+    assert pool.concurrency(request) == pytest.approx(58.67, abs=0.005)
+    listed = {**LLAMA_4, "no_rope_layers": [1, 1, 1, 0]}
+    assert read_layers(listed, element_bytes=2, frees_chunks=True) == layers
+    assert {layer.kind for layer in read_layers(LLAMA_4, element_bytes=2)} == {"full"}  # vLLM before 0.13
+
+
+def test_states_of_nemotron_h_are_fp32():
+    """0.33.0 on the ghost: blocks of 1,040 tokens."""
+    nemotron = {
+        **{"model_type": "nemotron_h", "hybrid_override_pattern": "M-M-M-M*-M-M", "hidden_size": 4096},
+        **{"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "mamba_num_heads": 128},
+        **{"mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8, "conv_kernel": 4},
+    }
+    assert lay_out(read_layers(nemotron, element_bytes=2)).block_tokens == 1040
+    stated = {**nemotron, "mamba_ssm_cache_dtype": "bfloat16"}
+    assert lay_out(read_layers(stated, element_bytes=2)).block_tokens == 528
+
+
+def test_a_state_of_a_delta_net_takes_a_further_block_where_flashinfer_computes_it():
+    """0.33.0 on the ghost: blocks of 576 tokens, and 958.68 requests with two drafted tokens in 23,967 blocks."""
+    copied = vllm_facts((0, 33, 0)).copies_on((9, 0))
+    layers = read_layers({**QWEN3_NEXT, "num_hidden_layers": 4}, element_bytes=2, drafted=2)
+    layout = lay_out([*layers, layers[-1]], copied_states=copied)
+    assert layout.block_tokens == 576
+    request = Request(length=8192, batched_tokens=16_384, state_blocks=4, copied_states=copied)
+    assert layout.request_blocks(request) == pytest.approx(23_967 / 958.68, abs=1e-3)
+
+
+def test_drafted_tokens_lengthen_the_window_of_a_convolution():
+    plain, drafting = (read_layers(QWEN3_NEXT, element_bytes=2, drafted=count)[0] for count in (0, 2))
+    assert drafting.state_bytes - plain.state_bytes == 2 * 2 * 8192
 
 
 def test_a_network_of_states_alone_holds_requests_of_any_length():

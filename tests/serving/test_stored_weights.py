@@ -14,6 +14,7 @@ from tonnage.serving.quantization import NONE, find_quantization
 from tonnage.serving.safetensors import StoredTensor
 from tonnage.serving.settings import ServeSettings
 from tonnage.serving.stored_weights import Share, stored_bytes
+from tonnage.serving.towers import elements_on_rank, tower_ranks
 
 LAYERS = 4
 
@@ -143,3 +144,46 @@ def test_scales_keep_their_dtype():
     assert stored_bytes(stored, nf4, nf4, Share(tp=2))["layers"] == elements // 4 + elements // 32
     plain = [StoredTensor(name, "F32", (4096, 4096), 4 * elements)]
     assert stored_bytes(plain, NONE, NONE, Share())["layers"] == 2 * elements
+
+
+def tower_tensors(config):
+    """Return the tensors of Gemma 3's tower and of what joins it with the text."""
+    vision, text = config["vision_config"], config["text_config"]
+    hidden, inner, beginning = vision["hidden_size"], vision["intermediate_size"], "vision_tower.vision_model"
+    tensors = {
+        f"{beginning}.embeddings.patch_embedding.weight": (hidden, 3, 14, 14),
+        f"{beginning}.embeddings.position_embedding.weight": (4096, hidden),
+        "multi_modal_projector.mm_input_projection_weight": (hidden, text["hidden_size"]),
+    }
+    for index in range(vision["num_hidden_layers"]):
+        layer = f"{beginning}.encoder.layers.{index}"
+        tensors |= {f"{layer}.self_attn.{name}_proj.weight": (hidden, hidden) for name in ("q", "k", "v", "out")}
+        tensors |= {f"{layer}.mlp.fc1.weight": (inner, hidden), f"{layer}.mlp.fc2.weight": (hidden, inner)}
+    return [StoredTensor(name, "BF16", shape, 2 * math.prod(shape)) for name, shape in tensors.items()]
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_ranks_divide_the_matrices_of_a_tower_alike_with_a_folder_and_without(tp):
+    config = find_model("gemma-3-27b").config()
+    stored = tower_tensors(config)
+    elements = sum(math.prod(tensor.shape) for tensor in stored)
+    share = Share(layers=range(31), tp=tp, kv_heads=2, tower=tower_ranks(config, tp))
+    assert sum(stored_bytes(stored, NONE, NONE, share).values()) == 2 * elements_on_rank(config, elements, tp)
+    assert stored_bytes(stored, NONE, NONE, Share(layers=range(31, 62), tp=tp)) == {}  # a later stage
+
+
+def test_a_tower_whose_heads_do_not_divide_is_whole_on_each_rank():
+    config = find_model("gemma-3-27b").config()
+    assert tower_ranks(config, 3) == 1
+    assert elements_on_rank(config, 1000, 3) == 1000
+
+
+@pytest.mark.parametrize(("model", "tp", "saved"), [("gemma-3-27b", 2, 0.383), ("qwen2.5-vl-7b", 2, 0.629)])
+def test_a_configuration_alone_divides_its_tower(model, tp, saved):
+    parts = [
+        estimate_serving(
+            read_network(model, offline=True), ServeSettings(max_len=4096, tp=degree), parse_cluster("2xh100-80gb")
+        ).weights_by_part["towers"]
+        for degree in (1, tp)
+    ]
+    assert (parts[0] - parts[1]) / 2**30 == pytest.approx(saved, abs=0.002)

@@ -9,7 +9,12 @@ from typing import Any, Final
 from tonnage.catalog.devices import find_device, parse_cluster, spell_options
 from tonnage.cluster import GPUS_PER_NODE, Cluster
 from tonnage.errors import CannotEstimate, UsageError
-from tonnage.serving.closed_form import ServingEstimate, estimate_serving, find_unsupported
+from tonnage.serving.closed_form import (
+    ServingEstimate,
+    estimate_serving,
+    find_unsupported,
+    last_that_supports,
+)
 from tonnage.serving.settings import ServeSettings, spell_flags
 
 _STEP: Final = 0.01
@@ -97,10 +102,15 @@ def advise(estimate: ServingEstimate) -> tuple[ServingAdvice, ...]:
 
 def _single_changes(estimate: ServingEstimate) -> Iterator[dict[str, Any]]:
     full = estimate.settings
-    if find_unsupported(full) is not None:
-        others: list[dict[str, Any]] = [{"quantization": name} for name in _FORMATS]
-        yield from (change for change in others if (trial := _try(estimate, change)) is not None and trial.starts)
-        yield from _first_that_starts(estimate, _cards(estimate))
+    if find_unsupported(full, estimate.network) is not None:
+        older = last_that_supports(full, estimate.network)
+        others: list[dict[str, Any]] = [{} if older is None else {"engine": older}]
+        others += [{"kv_dtype": "fp16" if estimate.network.has_fp8_cache else "auto"}]
+        others += [{"quantization": name} for name in _FORMATS]
+        for change in filter(None, others):
+            yield from _with_longest(estimate, change)
+        cards = (change for change in _cards(estimate) if _is_supported(estimate, change))
+        yield from _first_that_starts(estimate, cards)
         return
     if estimate.longest:
         yield {"max_len": estimate.longest}
@@ -109,12 +119,25 @@ def _single_changes(estimate: ServingEstimate) -> Iterator[dict[str, Any]]:
     yield from _first_that_starts(estimate, _halves("max_batched_tokens", full.max_batched_tokens, _LEAST_TOKENS))
     if not full.stated.eager and full.engine.name == "vllm":
         yield {"eager": True}
-    if not full.has_fp8_cache:
+    if not full.has_fp8_cache and _is_supported(estimate, {"kv_dtype": "fp8"}):
         yield {"kv_dtype": "fp8"}
     for name in _quantizations(estimate):
         yield {"quantization": name}
     yield from _first_that_starts(estimate, _degrees(estimate))
     yield from _first_that_starts(estimate, _cards(estimate))
+
+
+def _with_longest(estimate: ServingEstimate, change: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a change with which the engine starts, if need be with shorter requests."""
+    trial = _try(estimate, change)
+    if trial is not None and _is_supported(estimate, change) and (trial.starts or trial.longest):
+        yield change if trial.starts else {**change, "max_len": trial.longest}
+
+
+def _is_supported(estimate: ServingEstimate, change: Mapping[str, Any]) -> bool:
+    """Return True if the engine serves such weights on such a card with a change."""
+    trial = _try(estimate, change)
+    return trial is not None and find_unsupported(trial.settings, trial.network) is None
 
 
 def _combined_changes(estimate: ServingEstimate) -> Iterator[dict[str, Any]]:
@@ -151,7 +174,8 @@ def _quantizations(estimate: ServingEstimate) -> tuple[str, ...]:
     if estimate.settings.quantization.bits < 16:
         return ()
     has_fp8 = estimate.settings.device.capability >= (8, 9)
-    return (*(("fp8",) if has_fp8 else ()), "awq-int4")
+    names = (*(("fp8",) if has_fp8 else ()), "awq-int4")
+    return tuple(name for name in names if _is_supported(estimate, {"quantization": name}))
 
 
 def _degrees(estimate: ServingEstimate) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Memory that each layer of a network keeps of a request, read from its Hugging Face configuration."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from tonnage.catalog.families import types_with
@@ -17,16 +18,25 @@ _PAIRS: Final = ("t5", "mt5", "bart", "whisper", "mbart", "pegasus", "m2m_100", 
 
 _STATE_WORDS: Final = ("linear_attention", "mamba", "mamba2", "M", "recurrent", "conv", "short_conv", "linear")
 _WINDOW_WORDS: Final = ("sliding_attention", "local", "sliding")
-_FULL_WORDS: Final = ("full_attention", "attention", "chunked_attention", "*", "global", "hybrid")
-"""Words of `layer_types`, `layers_block_type` and patterns.  Chunked attention keeps all tokens: vLLM divides no pool
-among chunked layers unless it is told to (the log of Llama 4 Scout agrees)."""
+_CHUNK_WORDS: Final = ("chunked_attention",)
+_FULL_WORDS: Final = ("full_attention", "attention", "*", "global", "hybrid")
+"""Words of `layer_types`, `layers_block_type` and patterns."""
 
 _NOTHING_WORDS: Final = ("mlp", "moe", "-", "E")
 """Layers of a hybrid that are feed-forward networks alone."""
 
 
-def read_layers(config: Mapping[str, Any], *, element_bytes: float, tp: int = 1) -> tuple[LayerCache, ...]:
+def read_layers(
+    config: Mapping[str, Any],
+    *,
+    element_bytes: float,
+    tp: int = 1,
+    frees_chunks: bool = False,
+    drafted: int = 0,
+) -> tuple[LayerCache, ...]:
     """Return what each layer keeps on one tensor-parallel rank, for keys and values of so many bytes an element.
+
+    `frees_chunks`: layers that attend within chunks keep the last one alone, as vLLM does since 0.13, and not all.
 
     States keep the network's own dtype (2 bytes) unless the configuration states `mamba_ssm_dtype`.  Raises
     CannotEstimate for a network whose cache is not known, UsageError for heads that `tp` does not divide.
@@ -41,7 +51,7 @@ def read_layers(config: Mapping[str, Any], *, element_bytes: float, tp: int = 1)
             "tonnage dry-run --gpu NAME -- vllm serve MODEL."
         )
     try:
-        return tuple(_read(text, kind, element_bytes, tp))
+        return tuple(_read(text, kind, element_bytes, tp, frees_chunks, drafted))
     except KeyError as missing:
         raise CannotEstimate(f"The configuration of this {kind} network does not say {missing}.") from None
     except (TypeError, AttributeError, ArithmeticError) as error:
@@ -50,14 +60,16 @@ def read_layers(config: Mapping[str, Any], *, element_bytes: float, tp: int = 1)
         raise UsageError(f"--tp {tp}: {error}.") from None
 
 
-def _read(text: Mapping[str, Any], kind: str, element_bytes: float, tp: int) -> list[LayerCache]:
+def _read(
+    text: Mapping[str, Any], kind: str, element_bytes: float, tp: int, frees_chunks: bool, drafted: int
+) -> list[LayerCache]:
     words = _layer_words(text, kind)
     found = []
     for word in words:
         if word in _NOTHING_WORDS:
             continue
         if word in _STATE_WORDS:
-            found.append(read_state(text, kind, word, tp))
+            found.append(read_state(text, kind, word, tp, drafted))
         elif word in _WINDOW_WORDS:
             found.append(
                 LayerCache(
@@ -66,12 +78,15 @@ def _read(text: Mapping[str, Any], kind: str, element_bytes: float, tp: int) -> 
                     window=_window(text),
                 )
             )
-        elif word in _FULL_WORDS:
+        elif word in _CHUNK_WORDS and frees_chunks:
+            full = _full_layer(text, element_bytes, tp)
+            found.append(replace(full, kind="chunk", window=_tokens_seen(text["attention_chunk_size"])))
+        elif word in (*_FULL_WORDS, *_CHUNK_WORDS):
             found.append(_full_layer(text, element_bytes, tp))
         else:
             raise CannotEstimate(f"The KV cache of a layer of the kind {word!r} is not known.")
         if word == "hybrid":  # attention and a state side by side
-            found.append(read_state(text, kind, "mamba2", tp))
+            found.append(read_state(text, kind, "mamba2", tp, drafted))
     return found
 
 
@@ -103,7 +118,11 @@ def _full_layer(text: Mapping[str, Any], element_bytes: float, tp: int) -> Layer
 
 
 def _window(text: Mapping[str, Any]) -> int:
-    window = text.get("sliding_window") or text.get("attention_chunk_size") or text.get("window_size")
+    return _tokens_seen(text.get("sliding_window") or text.get("attention_chunk_size") or text.get("window_size"))
+
+
+def _tokens_seen(window: Any) -> int:
+    """Return the tokens of a window or chunk.  Raises CannotEstimate for anything but a number."""
     if not isinstance(window, int) or window < 1:
         raise CannotEstimate(f"The configuration has layers with a sliding window of {window!r} tokens.")
     return window
@@ -126,6 +145,10 @@ def _layer_words(text: Mapping[str, Any], kind: str) -> Sequence[str]:
         return [kind.replace("falcon_", "")] * layers
     if kind == "falcon_h1":
         return ["hybrid"] * layers
+    if text.get("attention_chunk_size"):  # Llama 4: layers without rotations see all
+        every, listed = text.get("no_rope_layer_interval") or 4, text.get("no_rope_layers")
+        rotates = listed if listed else [(index + 1) % every for index in range(layers)]
+        return ["chunked_attention" if rotated else "full_attention" for rotated in rotates]
     if text.get("full_attention_interval"):  # Qwen3-Next
         every = text["full_attention_interval"]
         return ["full_attention" if (index + 1) % every == 0 else "linear_attention" for index in range(layers)]

@@ -5,7 +5,7 @@ answer.serving.kv_cache_tokens, answer.serving.starts
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tonnage.cluster import Cluster
@@ -20,11 +20,14 @@ from tonnage.serving.facts import (
     estimated_graphs,
     first_without,
     graphs,
+    is_by_transformers,
     is_from,
     least_capability,
     outside_torch,
     parse_engine,
     quantizes_from,
+    reads_fp8_cache,
+    router_bytes,
     runs_second,
     sglang_facts,
     vllm_facts,
@@ -33,8 +36,9 @@ from tonnage.serving.facts import (
 from tonnage.serving.kv_cache import LayerCache, Layout, Pool, Request, lay_out, split_stages
 from tonnage.serving.network import ServedNetwork, generates_no_text
 from tonnage.serving.profile import ProfilePeak, context_tokens, cublas_workspace_bytes, profile_peak
-from tonnage.serving.settings import FullSettings, ServeSettings, complete
+from tonnage.serving.settings import BF16_CAPABILITY, FullSettings, ServeSettings, complete
 from tonnage.serving.stored_weights import Share, stored_bytes
+from tonnage.serving.towers import elements_on_rank, tower_ranks
 from tonnage.serving.transformers_cache import PAGE_TOKENS, plan_sectors
 from tonnage.serving.weights import MADE_AT_START, Weight, list_weights
 from tonnage.timing.shape import Shape
@@ -51,6 +55,9 @@ _OTHER_HEADS: Final = re.compile(
 
 _LEVELS: Final = "deepstack_visual_indexes"
 """Levels of Qwen3-VL's tower that layers of the text take: vLLM keeps a buffer of a step for each."""
+
+_RUN_IN_FP32: Final = ("compressed-tensors",)
+"""Methods of quantized weights that vLLM computes in fp32 too (`get_supported_act_dtypes`, 0.33.0)."""
 
 _CAPTURED_MOST: Final = 512
 """Largest batch of which vLLM captures a graph."""
@@ -132,14 +139,21 @@ def estimate_serving(network: ServedNetwork, settings: ServeSettings, cluster: C
     full = complete(settings, network, cluster)
     check_extras(full, network)
     _check_generates(network)
-    text_layers = read_layers(network.config, element_bytes=full.kv_element_bytes, tp=settings.tp)
+    frees_chunks = full.engine.name == "vllm" and vllm_facts(full.engine.version).frees_chunks
+    text_layers = read_layers(
+        network.config,
+        element_bytes=full.kv_element_bytes,
+        tp=settings.tp,
+        frees_chunks=frees_chunks,
+        drafted=settings.draft_tokens or 0,
+    )
     stages = _stages(network, len(text_layers), settings)
     memories = [_stage_memory(index, stages, network, full, text_layers) for index in range(len(stages))]
     request = _request(full)
     worst = min(memories, key=lambda memory: memory.layout.fill(memory.pool_bytes).blocks)
     needed = max(memory.layout.request_bytes(request) for memory in memories)
     longest = min(memory.layout.longest(memory.pool_bytes, request) for memory in memories)
-    error = _why_not(full, worst, needed, longest)
+    error = _why_not(full, network, worst, needed, longest)
     return ServingEstimate(
         serving=_answer(full, worst, request, error),
         network=network,
@@ -208,6 +222,7 @@ def _stage_memory(
         quantization=full.quantization,
         tp=stated.tp,
         ep=stated.ep,
+        dp=stated.dp,
         samples=samples,
         staged=len(stages) > 1,
         towers=network.has_towers,
@@ -249,7 +264,7 @@ def _profile_facts(network: ServedNetwork, full: FullSettings, layers: tuple[Lay
     facts = vllm_facts(full.engine.version)
     second = runs_second(
         full.engine.version,
-        str(text_part(network.config).get("model_type")),
+        _kind(network),
         has_experts=network.shape is not None and network.shape.experts > 0,
         has_states=any(layer.kind == "state" for layer in layers),
         quantized=full.quantization.bits < 16,
@@ -286,6 +301,7 @@ def _known_shape(network: ServedNetwork) -> Shape:
 def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int) -> dict[str, int]:
     """Return the bytes of the network's own weights.  Raises ValueError for degrees that do not divide them."""
     stated, shape = full.stated, _known_shape(network)
+    of_router = router_bytes(_kind(network)) if full.engine.name == "vllm" else None
     expert_tp = stated.tp * (stated.dp if shape.experts and stated.ep == 1 else 1)
     weights = list_weights(
         shape,
@@ -293,8 +309,10 @@ def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int
         expert_tp=expert_tp,
         ep=ep,
         layers=stage,
-        positions=network.rotary_rows if full.engine.name == "vllm" else 0,
+        positions=network.rotary_rows if _has_tables(network, full) else 0,
+        rotating=network.rotating_part,
         padded_experts=full.quantization.name == "mxfp4",
+        router_bytes=of_router,
     )
 
     def bytes_of(weight: Weight) -> int:
@@ -308,6 +326,7 @@ def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int
             experts=ep if ep > 1 else expert_tp,
             kv_heads=shape.kv_heads,
             tied=shape.tied,
+            tower=tower_ranks(network.config, stated.tp),
         )
         parts = stored_bytes(
             network.stored,
@@ -315,6 +334,7 @@ def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int
             network.stored_as,
             share,
             element_bytes=full.element_bytes,
+            router_bytes=of_router,
             allocated=True,
         )
         if full.quantization.experts_only:  # the engine pads them
@@ -325,12 +345,22 @@ def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int
     for weight in weights:
         parts[weight.name] = parts.get(weight.name, 0) + bytes_of(weight)
     if network.tower_elements and stage.start == 0:
-        # vLLM leaves them whole where their heads do not divide
-        parts["towers"] = full.element_bytes * network.tower_elements
+        held = elements_on_rank(network.config, network.tower_elements, stated.tp)
+        parts["towers"] = full.element_bytes * held
         levels = len(dict(network.config.get("vision_config") or {}).get(_LEVELS) or ())
         if full.engine.name == "vllm":
             parts["towers"] += full.element_bytes * levels * full.max_batched_tokens * shape.hidden
     return parts
+
+
+def _has_tables(network: ServedNetwork, full: FullSettings) -> bool:
+    """Return True if the engine keeps tables of rotations."""
+    return full.engine.name == "vllm" and not is_by_transformers(full.engine.version, _kind(network))
+
+
+def _kind(network: ServedNetwork) -> str:
+    """Return the type of the layers for text."""
+    return str(text_part(network.config).get("model_type"))
 
 
 def _captured(full: FullSettings) -> float:
@@ -378,7 +408,7 @@ def _pool_bytes(
     return cache.bytes - _LOADING_BYTES, cache.bytes, cache.bytes
 
 
-def find_unsupported(full: FullSettings) -> str | None:
+def find_unsupported(full: FullSettings, network: ServedNetwork) -> str | None:
     """Return why this version of vLLM does not serve such weights, or on such a card; None if it does."""
     version, device, weights = full.engine.version, full.device, full.quantization
     since = quantizes_from(weights.name) if weights.online else None
@@ -392,17 +422,50 @@ def find_unsupported(full: FullSettings) -> str | None:
         if device.capability < least:
             from_on = f"{'.'.join(map(str, least))} on" + (f" (since {since})" if since else "")
             return f"compute capability {has} of {device.id} is too low: {full.engine} runs{what} from {from_on}"
+    if full.element_bytes > 2 and weights.bits < 16 and weights.method not in _RUN_IN_FP32:
+        return (
+            f"on {device.id}, which has no bf16, {full.engine} computes such a network in fp32, and {weights.name} "
+            "weights in 16 bits alone"
+        )
+    if full.has_fp8_cache and not _reads_fp8_cache(full, network):
+        return f"compute capability {has} of {device.id} is too low for keys and values of this network in fp8"
+    if full.stated.kv_dtype == "bf16" and device.capability < BF16_CAPABILITY:
+        return f"compute capability {has} of {device.id} is too low for keys and values in bf16"
     without = first_without(weights.method)
     if without is not None and is_from(version, without):
         return f"{weights.method}, which {weights.name} weights need, is not in {full.engine}: it went with {without}"
     return None
 
 
-def _why_not(full: FullSettings, worst: StageMemory, needed: int, longest: int) -> str | None:
+def _reads_fp8_cache(full: FullSettings, network: ServedNetwork) -> bool:
+    shape = _known_shape(network)
+    return reads_fp8_cache(
+        full.engine.version,
+        full.device.capability,
+        kind=_kind(network),
+        head_dim=shape.head_dim,
+        latent=shape.latent_rank > 0,
+    )
+
+
+def last_that_supports(full: FullSettings, network: ServedNetwork) -> str | None:
+    """Return the newest older engine, as `vllm@0.27`, that serves such weights on such a card; None without one."""
+    weights, version = full.quantization, full.engine.version
+    if full.engine.name != "vllm" or (full.has_fp8_cache and not _reads_fp8_cache(full, network)):
+        return None
+    known = (*(least_capability(version, name)[1] for name in ("any", weights.name)), first_without(weights.method))
+    for end in sorted((tuple(map(int, end.split("."))) for end in known if end is not None), reverse=True):
+        older = parse_engine(f"vllm@{end[0]}.{end[1] - 1}")
+        if find_unsupported(replace(full, engine=older), network) is None:
+            return str(older).replace(" ", "@")
+    return None
+
+
+def _why_not(full: FullSettings, network: ServedNetwork, worst: StageMemory, needed: int, longest: int) -> str | None:
     """Return why the engine does not start; None if it does."""
     device = full.device
     free = device.capacity_bytes - full.first_bytes
-    if (why := find_unsupported(full)) is not None:
+    if (why := find_unsupported(full, network)) is not None:
         return why
     if full.engine.name == "vllm" and device.capacity_bytes * full.utilization > free:
         return (

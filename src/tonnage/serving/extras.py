@@ -35,6 +35,8 @@ OF_VLLM: Final = {
 
 _PREDICTING: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 """Fields of configurations that count the layers which predict further tokens."""
+_PREDICTS_UNSTATED: Final = "qwen3_next"
+"""Kind that has one such layer where its configuration does not say so (qwen3_next_mtp.py)."""
 
 
 def check_extras(full: FullSettings, network: ServedNetwork) -> None:
@@ -97,7 +99,8 @@ def has_adapters(stated: ServeSettings) -> bool:
 def count_predicting(network: ServedNetwork) -> int:
     """Return the layers of a network that predict further tokens."""
     text = text_part(network.config)
-    return next((text[name] for name in _PREDICTING if type(text.get(name)) is int), 0)
+    unstated = int(_kind(network) == _PREDICTS_UNSTATED)
+    return next((text[name] for name in _PREDICTING if type(text.get(name)) is int), unstated)
 
 
 def _kind(network: ServedNetwork) -> str:
@@ -225,7 +228,7 @@ def describe_extras(network: ServedNetwork, full: FullSettings, weights_bytes: i
         kept = format_gib(weights_bytes)
         yield f"asleep (level 1) the weights of each GPU, {kept}, are in host memory; level 2 keeps none"
     if stated.ep > 1 and stated.dp > 1:
-        yield "buffers of the exchange among expert-parallel ranks (DeepEP, pplx) are not known and not counted"
+        yield "expert-parallel ranks gather tokens as vLLM does by default; buffers of DeepEP are not known"
     if full.engine.name == "sglang" and stated.tp * stated.pp * stated.dp > 1:
         yield "sglang divides weights and cache among ranks as vLLM does"
 

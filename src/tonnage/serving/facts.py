@@ -90,6 +90,8 @@ class VllmFacts:
     """Blocks for each state of fixed size of a request."""
     copied_states: Mapping[str, str] = field(default_factory=dict)
     """Kinds of layers whose state is also copied inside a prompt, for cached prefixes; from which capability on."""
+    frees_chunks: bool = False
+    """True if layers that attend within chunks keep the last one alone."""
     source: tuple[str, ...]
 
     def copies_on(self, capability: tuple[int, int]) -> tuple[str, ...]:
@@ -100,7 +102,8 @@ class VllmFacts:
 def vllm_facts(version: tuple[int, ...]) -> VllmFacts:
     """Return the facts of the newest entry that is not newer than this version (the oldest, for one before)."""
     entry = _newest(_tables()["vllm"], version)
-    return VllmFacts(**entry | {"source": tuple(entry["source"])})
+    frees_chunks = is_from(version, _tables()["chunks"]["since"])
+    return VllmFacts(**entry | {"source": tuple(entry["source"]), "frees_chunks": frees_chunks})
 
 
 def runs_second(version: tuple[int, ...], kind: str, *, has_experts: bool, has_states: bool, quantized: bool) -> bool:
@@ -138,6 +141,18 @@ def least_capability(version: tuple[int, ...], name: str) -> tuple[tuple[int, ..
         return (0,), None
     entry = _newest(entries, version)
     return _numbers(entry["least"]), None if entry is entries[0] else entry["since"]
+
+
+def reads_fp8_cache(
+    version: tuple[int, ...], capability: tuple[int, int], *, kind: str, head_dim: int, latent: bool
+) -> bool:
+    """Return True if attention of a kind of network reads keys and values in 8-bit floats on a card."""
+    facts = _tables()["fp8_cache"]
+    if capability >= _numbers(facts["triton"]):
+        return True
+    least = _numbers(_newest(facts["flashinfer"], version)["least"])
+    has_flashinfer = capability >= least and head_dim in facts["head_dims"]
+    return has_flashinfer and not latent and kind not in facts["with_sinks"]
 
 
 def first_without(method: str) -> str | None:
@@ -228,6 +243,17 @@ def sglang_card(total_mib: float, *, tp: int) -> tuple[int, int]:
 def needs_bf16(kind: str) -> bool:
     """Return True if vLLM computes a kind of network in fp32 on cards without bf16, and not in fp16 as others."""
     return kind in _tables()["without_fp16"]["kinds"]
+
+
+def router_bytes(kind: str) -> int | None:
+    """Return the bytes of an element of the routers of a kind of network in vLLM; None: those of other weights."""
+    return 4 if kind in _tables()["fp32_routers"]["kinds"] else None
+
+
+def is_by_transformers(version: tuple[int, ...], kind: str) -> bool:
+    """Return True if a version of vLLM computes a kind of network with transformers' own layers."""
+    entry = _tables()["by_transformers"]
+    return kind in entry["kinds"] and is_from(version, entry["since"])
 
 
 def has_adapter_words(kind: str) -> bool:

@@ -4,9 +4,9 @@
     pool = lay_out(layers, block_tokens=16).fill(58 * GIB)
     pool.blocks, pool.concurrency(Request(length=8192, batched_tokens=8192))
 
-Layers keep keys and values of all tokens, of those in a window, a latent vector in their place (MLA), or a state of
-fixed size (Mamba, linear attention).  Layers of several kinds share one pool: they are divided into groups of
-equally many layers, each with a block table of its own, and all pages are equally large.  The rules are those of
+Layers keep keys and values of all tokens, of those in a window or chunk, a latent vector in their place (MLA), or a
+state of fixed size (Mamba, linear attention).  Layers of several kinds share one pool: they are divided into groups
+of equally many layers, each with a block table of its own, and all pages are equally large.  The rules are those of
 vLLM's `KVCacheSpec` classes and `get_kv_cache_groups` (0.11 to 0.33); its start-up logs confirm them.
 """
 
@@ -17,6 +17,8 @@ from functools import cached_property
 from itertools import pairwise
 from math import ceil, gcd
 from typing import Final, Literal
+
+CacheKind = Literal["full", "window", "chunk", "state"]
 
 BLOCK_TOKENS: Final = 16
 """Tokens of a block: vLLM's default for CUDA."""
@@ -35,12 +37,12 @@ _COPIED_ALIGNMENT: Final = {"delta net": 64}
 class LayerCache:
     """Memory that one layer keeps of a request, on one rank."""
 
-    kind: Literal["full", "window", "state"]
-    """`full`: all tokens; `window`: the last ones; `state`: a state of fixed size."""
+    kind: CacheKind
+    """`full`: all tokens; `window`: the last ones; `chunk`: those of the last chunk; `state`: of fixed size."""
     token_bytes: int = 0
     """Bytes of one token; 0 for a state."""
     window: int = 0
-    """Tokens that a windowed layer sees."""
+    """Tokens that a layer with a window or chunks sees at most."""
     state_bytes: int = 0
     """Bytes of the state of one request."""
     state: str = ""
@@ -67,7 +69,7 @@ class Request:
 class Group:
     """Layers that share a block table."""
 
-    kind: Literal["full", "window", "state"]
+    kind: CacheKind
     layers: int
     """Number of layers, without padding."""
     block_tokens: int
@@ -83,6 +85,8 @@ class Group:
             return 1 if self.is_alone else request.state_blocks + (self.state in request.copied_states)
         if self.kind == "full":
             return ceil(request.length / self.block_tokens)
+        if self.kind == "chunk":
+            return ceil(min(self.window + request.batched_tokens, request.length) / self.block_tokens)
         held = min(self.window - 1 + request.batched_tokens, request.length)
         return ceil(held / self.block_tokens) + 1  # a window need not begin where a block does
 
@@ -188,16 +192,22 @@ def lay_out(
         block_tokens = _raise_block(block_tokens, max([_STATE_ALIGNMENT, *copied]), states, attention)
     page_bytes = max(layer.token_bytes * block_tokens for layer in attention)
     alike = Counter(
-        (layer.kind, layer.window, layer.state, _tokens_of_page(layer, page_bytes, block_tokens)) for layer in layers
+        (
+            replace(layer, token_bytes=0, state_bytes=0, inner_elements=0),
+            _tokens_of_page(layer, page_bytes, block_tokens),
+        )
+        for layer in layers
     )
     fewest, most = min(alike.values()), max(alike.values())
     size = most if most < fewest * _BALANCED else fewest
     groups = []
-    for (kind, window, state, tokens), count in alike.items():
+    for (layer, tokens), count in alike.items():
         parts = ceil(count / size)
         for part in range(parts):
             held = len(range(part, count, parts))
-            groups.append(Group(kind=kind, layers=held, block_tokens=tokens, window=window, state=state))
+            groups.append(
+                Group(kind=layer.kind, layers=held, block_tokens=tokens, window=layer.window, state=layer.state)
+            )
     return Layout(groups=tuple(groups), block_bytes=size * page_bytes, page_bytes=page_bytes)
 
 

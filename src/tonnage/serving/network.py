@@ -23,6 +23,7 @@ from tonnage.serving.quantization import (
     read_quantization,
 )
 from tonnage.serving.safetensors import StoredTensor, read_folder
+from tonnage.serving.towers import TOWERS
 from tonnage.timing.kinds import read_shape
 from tonnage.timing.shape import Shape
 from tonnage.timing.stacks import read_stacks
@@ -64,7 +65,7 @@ class ServedNetwork:
     @property
     def has_towers(self) -> bool:
         """Return True if images or sounds enter the network too."""
-        return bool(self.tower_elements) or any(name in self.config for name in _TOWERS)
+        return bool(self.tower_elements) or any(name in self.config for name in TOWERS)
 
     @property
     def parameters(self) -> int | None:
@@ -109,8 +110,19 @@ class ServedNetwork:
     @property
     def rotary_rows(self) -> int:
         """Return the rows of all tables of rotations: two where layers with a window rotate otherwise."""
-        rows = {str(part): _stretched(part, self.max_positions or 0, _MORE_ROWS) for part in self._rotations}
+        rows = {str(part): self._rows(part) for part in self._rotations}
         return sum(rows.values())
+
+    def _rows(self, part: Mapping[str, Any]) -> int:
+        """Return the rows of a table: vLLM makes more where an image's patches have places of several dimensions."""
+        more = "mrope_section" in part and not str(self.config.get("model_type")).startswith(_FEWER_PLACES)
+        return _stretched(part, self.max_positions or 0, _MORE_ROWS) * (_MORE_PLACES if more else 1)
+
+    @property
+    def rotating_part(self) -> float:
+        """Return the part of the layers that rotate queries and keys."""
+        rotates = self._text.get("no_rope_layers")  # 1 for each layer that rotates
+        return sum(map(bool, rotates)) / len(rotates) or 1.0 if isinstance(rotates, list) and rotates else 1.0
 
     @property
     def _rotations(self) -> tuple[Mapping[str, Any], ...]:
@@ -139,10 +151,13 @@ _LONGER: Final = ("yarn",)
 _MORE_ROWS: Final = ("yarn", "linear", "dynamic")
 """Scaled rotations whose table has a row for each position times their factor."""
 
+_MORE_PLACES: Final = 4
+_FEWER_PLACES: Final = ("qwen3_vl", "qwen3_5")
+"""Factor of a table's rows for images with places of several dimensions, and kinds without it (`positions_factor` of
+`MRotaryEmbedding` in vLLM 0.33.0)."""
+
 _LEAST_BYTES: Final = 0.4
 """Bytes of a parameter that no format goes below: 4 bits, and a head that may be the embedding's."""
-
-_TOWERS: Final = ("vision_config", "audio_config", "visual")
 
 
 def _stretched(part: Mapping[str, Any], positions: int, kinds: tuple[str, ...]) -> int:

@@ -76,6 +76,7 @@ def profile_peak(
     quantization: Quantization,
     tp: int = 1,
     ep: int = 1,
+    dp: int = 1,
     samples: bool = True,
     staged: bool = False,
     towers: bool = False,
@@ -92,10 +93,11 @@ def profile_peak(
     rank's compiled part begins with the table of words, and is compiled in this run: torch then makes a second table
     to try kernels on.  `predicts`: its own layers draft further tokens, after a buffer of the residual stream.
     `context`: tokens of earlier chunks (`context_tokens`).  `state_elements`: those of a token that are alive in the
-    widest layer with a state.
+    widest layer with a state.  Experts compute the tokens of all `dp` replicas.
     """
     h = shape.hidden
-    lasting = _expert_workspace_bytes(shape, tokens, quantization, tp, ep)
+    gathered = dp * tokens if shape.experts else tokens
+    lasting = _expert_workspace_bytes(shape, gathered, quantization, tp, ep)
     lasting += cublas_workspace_bytes(device) if facts.counts_workspace else 0
     lasting += tokens * h * element_bytes * (towers + facts.keeps_stream + predicts)
     lasting += int(sequences * shape.vocab * facts.kept_bytes) if samples else 0
@@ -108,6 +110,7 @@ def profile_peak(
         forward = max(forward, of_state) if shape.heads else of_state
     if shape.latent_rank:
         forward = max(forward, _latent_elements(shape, tokens, context, tp) * element_bytes)
+    forward += 2 * (gathered - tokens) * h * element_bytes  # what experts take and give
     if predicts:
         forward += (_PREDICTING_STREAMS if eager else _PREDICTING_COMPILED) * tokens * h * element_bytes
     if staged and not samples:

@@ -29,7 +29,7 @@ _BIG_CARD_BYTES: Final = 70 * GIB
 """From this memory on (but for A100s) vLLM serves 1,024 sequences and 8,192 tokens a step, below 256 and 2,048
 (`get_batch_defaults` of vllm/engine/arg_utils.py, 0.11 to 0.33)."""
 
-_BF16: Final = (8, 0)
+BF16_CAPABILITY: Final = (8, 0)
 """Capability from which on cards compute in bf16."""
 
 _USUAL_MAX_LEN: Final = 4096
@@ -228,19 +228,23 @@ def complete(settings: ServeSettings, network: ServedNetwork, cluster: Cluster) 
         kv_element_bytes=kv_bytes,
         element_bytes=element_bytes,
         quantization=quantization,
-        first_bytes=_first_bytes(settings, cluster),
+        first_bytes=_first_bytes(settings, network, cluster),
     )
 
 
 def _element_bytes(engine: Engine, network: ServedNetwork, device: Device) -> int:
     """Return the bytes of an element of what is computed: 4 where neither bf16 nor fp16 can be."""
     kind = str(network.config.get("model_type"))
-    return 4 if engine.name == "vllm" and device.capability < _BF16 and needs_bf16(kind) else 2
+    return 4 if engine.name == "vllm" and device.capability < BF16_CAPABILITY and needs_bf16(kind) else 2
 
 
-def _first_bytes(settings: ServeSettings, cluster: Cluster) -> int:
-    """Return the memory of a GPU with a context, and a communicator of its ranks, of stages and of expert ranks."""
-    sizes = [size for size in (settings.tp, settings.pp, settings.ep) if size > 1]
+def _first_bytes(settings: ServeSettings, network: ServedNetwork, cluster: Cluster) -> int:
+    """Return the memory of a GPU with a context and communicators: of its ranks, of stages, and with experts of
+    replicas, and of all ranks that share experts, also if each has a part of all (`initialize_model_parallel`)."""
+    sizes = [settings.tp, settings.pp]
+    if network.shape is not None and network.shape.experts:
+        sizes += [settings.dp, settings.tp * settings.dp]
+    sizes = [size for size in sizes if size > 1]
     return overheads(cluster.device, sizes, gpus_per_node=cluster.gpus_per_node).bytes
 
 

@@ -153,7 +153,7 @@ def _read_tokens(estimate: ServingEstimate, context: float) -> Iterable[tuple[in
         token_bytes = (layout.block_bytes if len(layout.groups) == 1 else layout.page_bytes * group.layers) / (
             group.block_tokens
         )
-        read = min(context, group.window) if group.kind == "window" else context
+        read = min(context, group.window) if group.window else context
         yield int(token_bytes) * stages, read
 
 

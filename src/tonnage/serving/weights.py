@@ -44,6 +44,8 @@ class Weight:
     """Tensors."""
     kind: str = "linear"
     """`linear`, `expert`, or `other`: never quantized."""
+    own_bytes: int | None = None
+    """Bytes of an element that is not quantized, where they are not those that the engine computes with."""
 
     @property
     def elements(self) -> int:
@@ -60,7 +62,9 @@ class Weight:
     def bytes(self, quantization: Quantization, *, element_bytes: int = 2) -> int:
         """Return the bytes that torch's allocator holds for them."""
         if not self.is_quantized(quantization):
-            return self.count * allocated_bytes(self.rows * self.columns * self.stacked * element_bytes)
+            return self.count * allocated_bytes(
+                self.rows * self.columns * self.stacked * (self.own_bytes or element_bytes)
+            )
         elements = ceil(self.rows * self.columns * self.stacked * quantization.bits / 8)
         scales = self.stacked * quantization.overhead_bytes(self.rows, self.columns)
         return self.count * (allocated_bytes(elements) + allocated_bytes(scales))
@@ -86,17 +90,20 @@ def list_weights(
     ep: int = 1,
     layers: range | None = None,
     positions: int = 0,
+    rotating: float = 1.0,
     padded_experts: bool = False,
+    router_bytes: int | None = None,
 ) -> tuple[Weight, ...]:
     """Return the matrices of one rank, for the layers of its pipeline stage (default: all of them).
 
-    `positions` are the rows of the tables of rotations.  `ep` ranks divide whole experts, or `expert_tp` (default:
-    `tp`) parts of each.  Raises ValueError for a degree that the network's heads cannot be divided by.
+    `positions` are the rows of the tables of rotations, `rotating` is the part of the layers that rotate.  `ep` ranks
+    divide whole experts, or `expert_tp` (default: `tp`) parts of each.  Raises ValueError for a degree that the
+    network's heads cannot be divided by.
     """
     stage = range(shape.layers) if layers is None else layers
     is_first, is_last = stage.start == 0, stage.stop == shape.layers
     found = list(_attention(shape, tp, len(stage)))
-    found += _feed_forward(shape, tp, expert_tp or tp, ep, stage, padded_experts)
+    found += _feed_forward(shape, tp, expert_tp or tp, ep, stage, padded_experts, router_bytes)
     small = len(stage) * (shape.norm_parameters + _bias_elements(shape))
     vocab = ceil(ceil(shape.vocab / _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE / tp)
     if is_first or (is_last and shape.tied):
@@ -107,7 +114,7 @@ def list_weights(
         small += max(0, shape.extra_parameters) + shape.positions * shape.hidden
     if small:
         found.append(Weight(name="norms and biases", rows=1, columns=small, kind="other"))
-    rotated = int(shape.rotary * (shape.rotary_dim or shape.head_dim))
+    rotated = round(shape.rotary / rotating * (shape.rotary_dim or shape.head_dim))
     if rotated and positions:
         found.append(Weight(name="rotation table", rows=positions, columns=rotated, kind="other"))
     return tuple(found)
@@ -133,7 +140,9 @@ def _attention(shape: Shape, tp: int, layers: int) -> Iterator[Weight]:
     yield Weight(name="output", rows=h, columns=queries * shape.value_dim, count=layers)
 
 
-def _feed_forward(shape: Shape, tp: int, expert_tp: int, ep: int, stage: range, padded: bool) -> Iterator[Weight]:
+def _feed_forward(
+    shape: Shape, tp: int, expert_tp: int, ep: int, stage: range, padded: bool, router_bytes: int | None
+) -> Iterator[Weight]:
     h, matrices = shape.hidden, 2 if shape.gated else 1
     dense = sum(index < shape.dense_layers for index in stage) if shape.experts else len(stage)
     if dense and shape.intermediate:
@@ -151,7 +160,7 @@ def _feed_forward(shape: Shape, tp: int, expert_tp: int, ep: int, stage: range, 
         inner = ceil(inner / _EXPERT_MULTIPLE) * _EXPERT_MULTIPLE
     yield Weight(name="experts up", rows=matrices * inner, columns=h, stacked=experts, count=routed, kind="expert")
     yield Weight(name="experts down", rows=h, columns=inner, stacked=experts, count=routed, kind="expert")
-    yield Weight(name="router", rows=shape.experts, columns=h, count=routed, kind="other")
+    yield Weight(name="router", rows=shape.experts, columns=h, count=routed, kind="other", own_bytes=router_bytes)
     if shape.shared_intermediate:
         inner = _divide(shape.shared_intermediate, tp, "shared experts' inner width")
         yield Weight(name="shared up", rows=matrices * inner, columns=h, count=routed)

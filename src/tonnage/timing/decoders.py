@@ -170,6 +170,8 @@ def _count_norms(config: Mapping[str, Any], kind: _Kind) -> int:
 def rotated_part(config: Mapping[str, Any], usual: float) -> float:
     """Return the part of queries and keys that is rotated, over all layers."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if config.get("rotary_dim") and config.get("head_dim"):  # MiniMax
+        usual = config["rotary_dim"] / config["head_dim"]
     part = config.get("partial_rotary_factor", rope.get("partial_rotary_factor", usual))
     rotates = config.get("no_rope_layers")  # 1 for each layer that rotates
     if isinstance(rotates, Sequence) and rotates:

@@ -89,6 +89,7 @@ _OF_LIBRARIES: tuple[tuple[str, Callable[[Policy, ModuleType], None]], ...] = (
     ("vllm.engine.arg_utils", serving.patch_arguments),
     ("sglang.srt.server_args", serving.patch_server_arguments),
     ("vllm.v1.worker.gpu.model_runner", serving.patch_sampler),
+    ("vllm.v1.worker.gpu.model_runner", serving.patch_lengths),
     ("vllm.model_executor.layers.quantization.kv_cache", serving.patch_cache_scales),
     ("vllm.v1.worker.gpu_worker", serving.patch_worker),
     ("vllm.distributed.device_communicators.cuda_wrapper", serving.patch_runtime),

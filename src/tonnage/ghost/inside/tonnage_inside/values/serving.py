@@ -104,6 +104,24 @@ def patch_sampler(policy: Policy, module: ModuleType) -> None:
     module.GPUModelRunner.sample = sampled
 
 
+def patch_lengths(policy: Policy, module: ModuleType) -> None:
+    """Patch `vllm.v1.worker.gpu.model_runner` further: the lengths of a step's requests, which a kernel computes and
+    FlashInfer reads where tokens are drafted, are those that the host knows."""
+    prepare = getattr(module.GPUModelRunner, "prepare_inputs", None)
+    if prepare is None:
+        return
+
+    @functools.wraps(prepare)
+    def prepared(*args: Any, **kwargs: Any) -> Any:
+        batch = prepare(*args, **kwargs)
+        known = getattr(batch, "seq_lens_cpu_upper_bound", None)
+        if known is not None:
+            policy.write(batch.seq_lens[: len(known)], known.to(batch.seq_lens.dtype))
+        return batch
+
+    module.GPUModelRunner.prepare_inputs = prepared
+
+
 def patch_cache_scales(policy: Policy, module: ModuleType) -> None:
     """Patch `vllm.model_executor.layers.quantization.kv_cache`: the scales of an 8-bit cache are 1, as they are not
     read, and vLLM chooses by their sign."""
