@@ -4,7 +4,14 @@ import builtins
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 IGNORED = -100
 ROW = 32
@@ -49,3 +56,12 @@ def batches(steps: int, micro_batches: int = 1, rows: int = 2) -> list[list[dict
         [{"input_ids": ids, "labels": ids.clone()} for ids in (next(parts) for _ in range(micro_batches))]
         for _ in range(steps)
     ]
+
+
+def pairs() -> tuple[T5ForConditionalGeneration, list[dict[str, torch.Tensor]]]:
+    """Return a T5 of four layers, whose decoder has a configuration of its own, and four rows for it."""
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 4, "num_heads": 2, "vocab_size": 64}
+    torch.manual_seed(0)
+    model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, dropout_rate=0.0))
+    rows = torch.arange(1, 41).view(4, 10)
+    return model, [{"input_ids": row, "labels": row.clone()} for row in rows]

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 from networks import one_thread  # noqa: F401
-from real_text import batches, network
+from real_text import batches, network, pairs
 from tonnage import Job, Plan
 from tonnage.errors import UsageError
 from tonnage.integrations.accelerate import PlannedAccelerator
@@ -84,6 +84,23 @@ def test_equals_the_loop_alone(name: str, expected: Any) -> None:
     accelerator.end_training()
     assert model.config.use_cache
     assert {module: ("forward" in vars(module), len(module._forward_hooks)) for module in model.modules()} == before
+
+
+@pytest.mark.parametrize("checkpointing", ["sqrt", "budget=1MiB"])
+def test_decoders_with_a_configuration_of_their_own_keep_no_cache(checkpointing: str) -> None:
+    model, mine = pairs()
+    plan = Plan(precision="fp32", checkpointing=checkpointing)
+    accelerator = PlannedAccelerator(plan, cpu=True)
+    made = accelerator.make_optimizer(model, {"lr": 1e-3})
+    loader = torch.utils.data.DataLoader(mine, batch_size=2)
+    prepared, optimizer, loader = accelerator.prepare(model, made, loader)
+    for batch in loader:
+        with accelerator.accumulate(prepared):
+            accelerator.backward(prepared(**batch).loss)
+            optimizer.step()
+    assert not model.decoder.config.use_cache
+    accelerator.end_training()
+    assert model.decoder.config.use_cache
 
 
 def test_an_optimizer_of_another_kind_is_named(capsys: pytest.CaptureFixture[str]) -> None:

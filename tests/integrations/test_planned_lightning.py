@@ -12,7 +12,7 @@ import torch
 
 from networks import one_thread  # noqa: F401
 from real_ranks import drop_like_others, run_ranks
-from real_text import batches, network
+from real_text import batches, network, pairs
 from tonnage import Plan
 from tonnage.errors import UsageError
 
@@ -65,6 +65,19 @@ def fit(folder: Path, model: Any, mine: list[dict[str, torch.Tensor]] | None = N
     loader = torch.utils.data.DataLoader(rows() if mine is None else mine, batch_size=None)
     lightning.Trainer(**{**quiet, **settings}).fit(module, loader, loader)
     return module
+
+
+@needs_lightning
+@pytest.mark.parametrize("checkpointing", ["sqrt", "budget=1MiB"])
+def test_decoders_with_a_configuration_of_their_own_keep_no_cache(checkpointing: str, tmp_path: Path) -> None:
+    from tonnage.integrations.lightning import PlanCallback
+
+    model, mine = pairs()
+    callback = PlanCallback(Plan(precision="fp32", optimizer="adamw-foreach", checkpointing=checkpointing))
+    mine = [{name: tensor[None] for name, tensor in row.items()} for row in mine]
+    settings = {"callbacks": [callback], "limit_val_batches": 0}
+    assert len(fit(tmp_path, model, mine, **settings).losses) == len(mine)
+    assert model.decoder.config.use_cache
 
 
 @needs_lightning

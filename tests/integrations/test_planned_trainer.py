@@ -9,7 +9,7 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from networks import one_thread  # noqa: F401
-from real_text import IGNORED, batches, network
+from real_text import IGNORED, batches, network, pairs
 from tonnage import Job, Plan
 from tonnage.errors import UsageError
 from tonnage.integrations.measuring import PlanReport
@@ -99,6 +99,18 @@ def test_equals_the_trainer_alone(name: str, expected: Any, tmp_path: Path) -> N
     assert {module: attached(module) for module in model.modules()} == before
     with torch.no_grad():
         assert model(input_ids=torch.zeros(1, 4, dtype=torch.long)).logits.shape == (1, 4, 256)
+
+
+@pytest.mark.parametrize("checkpointing", ["sqrt", "budget=1MiB"])
+def test_decoders_with_a_configuration_of_their_own_keep_no_cache(checkpointing: str, tmp_path: Path) -> None:
+    model, mine = pairs()
+    plan = Plan(precision="fp32", checkpointing=checkpointing)
+    trainer = PlannedTrainer(model, arguments(tmp_path, max_steps=2), plan=plan, train_dataset=mine)
+    held: list[bool] = []
+    model.register_forward_hook(lambda *_: held.append(model.decoder.config.use_cache))
+    assert len(losses(trainer)) == 2
+    assert set(held) == {False}
+    assert model.decoder.config.use_cache
 
 
 def test_evaluation_sees_logits(tmp_path: Path) -> None:

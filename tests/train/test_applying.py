@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
-from transformers import AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import AutoModelForCausalLM
 
 import tonnage
 from networks import one_thread  # noqa: F401
-from real_text import batches, network
+from real_text import batches, network, pairs
 from tonnage import Job, Plan, TonnageError
 from tonnage.errors import UsageError
 from tonnage.train import checks
@@ -99,12 +99,11 @@ def test_nothing_is_left_after_unapply(name: str) -> None:
 @pytest.mark.parametrize("checkpointing", ["sqrt", "budget=1MiB"])
 def test_decoders_with_a_configuration_of_their_own_keep_no_cache(checkpointing: str) -> None:
     """T5's decoder has one; layers that run again would find a filled cache."""
-    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 4, "num_heads": 2, "vocab_size": 64}
-    model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0))
+    model, rows = pairs()
     trainable = apply(model, checkpointing=checkpointing)
-    ids = torch.arange(1, 21).view(2, 10)
+    batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     for _ in range(2):
-        assert not trainable.step([{"input_ids": ids, "labels": ids.clone()}]).skipped
+        assert not trainable.step([batch]).skipped
     assert not trainable.model.decoder.config.use_cache
     assert trainable.unapply().decoder.config.use_cache
 

@@ -139,7 +139,7 @@ class PlannedAccelerator(Accelerator):  # type: ignore[misc]
         """Give the network its own forwards, hooks and `use_cache` back, and end accelerate's trackers."""
         if self._planned is not None:
             self._planned.undo()
-            self._set_cache(self._planned.network, self._cache)
+            configuration.restore_caches(self._caches)
             self._planned = None
         if self._estimation is not None:
             self._estimation.end()
@@ -156,9 +156,7 @@ class PlannedAccelerator(Accelerator):  # type: ignore[misc]
         check_weights(network, self.plan_job, self.plan)
         self._planned = PlannedNetwork(network, self.plan_job, self.plan, self.device)
         inner = models.hugging_face(network)
-        self._cache = None if inner is None else inner.config.use_cache
-        if inner is not None:
-            configuration.disable_cache(inner.config)
+        self._caches = [] if inner is None else configuration.disable_caches(inner)
         plugin = getattr(self.state, "fsdp_plugin", None)
         if self.plan.shard in SHARDING and plugin is not None and (layers := common.layers_to_wrap(network)):
             plugin.transformer_cls_names_to_wrap = list(layers)
@@ -166,11 +164,6 @@ class PlannedAccelerator(Accelerator):  # type: ignore[misc]
             self._estimation = begin_estimate(self._path)
         self._meter.begin()
         self._meter.begin_step()
-
-    def _set_cache(self, network: nn.Module, value: bool | None) -> None:
-        inner = models.hugging_face(network)
-        if inner is not None and value is not None:
-            inner.config.use_cache = value
 
     def _check_rows(self, loader: Any) -> None:
         """Name on stderr a loader whose batches are not the plan's."""

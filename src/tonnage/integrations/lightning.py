@@ -119,7 +119,6 @@ class PlanCallback(Callback):  # type: ignore[misc]
         check_weights(pl_module, job, plan)
         inner = models.hugging_face(pl_module)
         network = checks.adapted(pl_module) or inner or pl_module
-        self._cache = None if inner is None else inner.config.use_cache
         if plan.shard in SHARDING:
             _check_shardable(pl_module, network if network is not pl_module else None, job)
         self._applied = PlannedNetwork(network, job, plan, trainer.strategy.root_device)
@@ -127,8 +126,7 @@ class PlanCallback(Callback):  # type: ignore[misc]
             self._applied.shard(ranks=trainer.world_size, ranks_per_node=trainer.num_devices)
             if type(pl_module).configure_model is LightningModule.configure_model:
                 vars(pl_module)["configure_model"] = lambda: None  # the strategy asks for one, and the work is done
-        if inner is not None:
-            configuration.disable_cache(inner.config)
+        self._caches = [] if inner is None else configuration.disable_caches(inner)
         self._meter = Meter(lambda: self._look(trainer))
         self._steps = trainer.global_step
         if not isinstance(self._given, Plan) and kind == "cuda" and trainer.is_global_zero:
@@ -176,9 +174,7 @@ class PlanCallback(Callback):  # type: ignore[misc]
         if self._applied is not None:
             self._applied.undo()
             vars(pl_module).pop("configure_model", None)
-            inner = models.hugging_face(self._applied.network)
-            if inner is not None and self._cache is not None:
-                inner.config.use_cache = self._cache
+            configuration.restore_caches(self._caches)
             self._applied = None
 
     def _look(self, trainer: Any) -> tuple[Effect, ...]:

@@ -31,6 +31,7 @@ from tonnage.integrations.network import LIGER, PlannedNetwork, check_weights, p
 from tonnage.job import Job
 from tonnage.mesh import SHARDING
 from tonnage.plans import Plan
+from tonnage.step import configuration
 from tonnage.step import model as models
 from tonnage.train import applying, checks
 from tonnage.train.prediction import Estimation, Predicted
@@ -91,7 +92,7 @@ class _Planned:
         checks.check_techniques(job, plan, cluster or applying.this_cluster(args.device.type, ranks))
         args = _planned_arguments(args, job, plan)
         inner = models.hugging_face(model)
-        self._own_cache = None if inner is None else inner.config.use_cache
+        self._own_caches = [] if inner is None else configuration.read_caches(inner)
         self.plan, self.plan_job = plan, job
         self._callback = PlanCallback(self._look)
         self._predicted = Predicted()
@@ -111,6 +112,7 @@ class _Planned:
         network, device = self.model, self.args.device  # type: ignore[attr-defined]
         estimation = self._begin_estimate()
         self._applied = PlannedNetwork(network, self.plan_job, self.plan, device)
+        configuration.restore_caches([(config, False) for config, _ in self._own_caches])
         try:
             result = super().train(*arguments, **options)  # type: ignore[misc]
             if estimation is not None:
@@ -122,15 +124,16 @@ class _Planned:
                 estimation.end()
             self._applied.undo()
             self._applied = None
-            self._set_cache(self._own_cache)
+            configuration.restore_caches(self._own_caches)
 
     def save_model(self, *arguments: Any, **options: Any) -> None:
         """Save the network, with `use_cache` in its configuration as it was."""
-        held = self._set_cache(self._own_cache)
+        held = [(config, config.use_cache) for config, _ in self._own_caches]
+        configuration.restore_caches(self._own_caches)
         try:
             super().save_model(*arguments, **options)  # type: ignore[misc]
         finally:
-            self._set_cache(held)
+            configuration.restore_caches(held)
 
     def training_step(self, *arguments: Any, **options: Any) -> Any:
         """Run forward and backward of a micro-batch inside the techniques' contexts."""
@@ -142,15 +145,6 @@ class _Planned:
         """Return accelerate's autocast, which also holds where the network's forward was given back."""
         context: AbstractContextManager[Any] = self.accelerator.autocast()  # type: ignore[attr-defined]
         return context
-
-    def _set_cache(self, value: bool | None) -> bool | None:
-        """Set the network's `use_cache`, and return what it was; None stands for a network without it."""
-        inner = models.hugging_face(self.model)  # type: ignore[attr-defined]
-        if inner is None or value is None:
-            return None
-        held: bool = inner.config.use_cache
-        inner.config.use_cache = value
-        return held
 
     def _look(self) -> tuple[Effect, ...]:
         """Return what is found of the plan in the network, its wrappers, the optimizer and accelerate's precision."""

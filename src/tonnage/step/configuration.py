@@ -56,12 +56,28 @@ def disable_cache(config: Any) -> None:
             part.use_cache = False
 
 
-def disable_caches(network: Any) -> None:
-    """Turn off the cache of a transformers network, and of parts with a configuration of their own: T5's decoder."""
+def read_caches(network: Any) -> list[tuple[Any, bool]]:
+    """Return each configuration of a transformers network that says whether it has a cache, and what it says.
+
+    Parts may have a configuration of their own: T5's decoder.
+    """
+    configs = (network.config, *(getattr(module, "config", None) for module in network.modules()))
+    found = {id(part): part for config in configs if config is not None for part in _with_parts(config)}
+    return [(part, part.use_cache) for part in found.values() if hasattr(part, "use_cache")]
+
+
+def disable_caches(network: Any) -> list[tuple[Any, bool]]:
+    """Turn off the caches of a transformers network, and return what `read_caches` did before."""
+    held = read_caches(network)
     disable_cache(network.config)
-    for config in (getattr(module, "config", None) for module in network.modules()):
-        if config is not None and hasattr(config, "use_cache"):
-            config.use_cache = False
+    restore_caches([(config, False) for config, _ in held])
+    return held
+
+
+def restore_caches(held: list[tuple[Any, bool]]) -> None:
+    """Say in each configuration whether it has a cache."""
+    for config, value in held:
+        config.use_cache = value
 
 
 def _tie_as_text(config: Any, stated: dict[str, Any]) -> None:
