@@ -103,7 +103,7 @@ def test_a_module_that_would_be_compiled_does_nothing():
     jit.patch(policy, SimpleNamespace(JitSpec=JitSpec))
     module = JitSpec().build_and_load()
     assert policy.used == []
-    assert module.plan(1, a=2) is None
+    assert module.plan(1, a=2) == []  # FlashInfer refuses to run without a plan
     assert module["run"]() is None
     assert policy.used == ["jit", "jit"]
     assert module.init("bf16").run_moe(1) is None

@@ -31,6 +31,7 @@ from tonnage.serving.facts import (
     router_bytes,
     runs_second,
     sglang_facts,
+    unsplit_bytes,
     vllm_facts,
     with_second_runner,
 )
@@ -332,8 +333,10 @@ def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int
         router_bytes=of_router,
     )
 
+    unsplit = unsplit_bytes(full.engine)
+
     def bytes_of(weight: Weight) -> int:
-        return weight.bytes(full.quantization, element_bytes=full.element_bytes)
+        return weight.bytes(full.quantization, element_bytes=full.element_bytes, unsplit_bytes=unsplit)
 
     if network.stored:
         share = Share(

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tonnage.cluster import Device
 from tonnage.errors import UsageError
-from tonnage.units import GIB
+from tonnage.units import GIB, MIB
 
 _HOPPER: Final = (9, 0)
 
@@ -109,6 +109,13 @@ def delta_checkpoints(version: tuple[int, ...], capability: tuple[int, int]) -> 
     if not is_from(version, facts["since"]) or capability < _numbers(facts["capability"]):
         return 0, None
     return facts["blocks"], facts["alignment"]
+
+
+def unsplit_bytes(engine: Engine) -> int | None:
+    """Return the size from which on an engine has torch's allocator split no block while it loads; None: no size."""
+    facts = _tables()["unsplit"]
+    applies = engine.name == "vllm" and is_from(engine.version, facts["since"])
+    return facts["mib"] * MIB if applies else None
 
 
 def runs_second(version: tuple[int, ...], kind: str, *, has_experts: bool, has_states: bool, quantized: bool) -> bool:

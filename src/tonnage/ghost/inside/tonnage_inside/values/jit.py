@@ -11,22 +11,25 @@ if TYPE_CHECKING:
 
 
 class _Nothing:
-    """A module whose functions do nothing and return None.
+    """A module whose functions do nothing and mostly return None.
 
-    `init` returns an object of such methods, and one that counts ways to run a kernel (`get_tactic_num`) returns 0.
+    `init` returns an object of such methods, one that counts ways to run a kernel (`get_tactic_num`) 0, and `plan` a
+    plan of attention without numbers.
     """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
 
-    def __getattr__(self, name: str) -> Callable[..., _Nothing | int | None]:
+    def __getattr__(self, name: str) -> Callable[..., _Nothing | int | list[int] | None]:
         if name.startswith("__"):
             raise AttributeError(name)
 
-        def do_nothing(*_args: Any, **_kwargs: Any) -> _Nothing | int | None:
+        def do_nothing(*_args: Any, **_kwargs: Any) -> _Nothing | int | list[int] | None:
             self._policy.use("jit")
             if name == "init":
                 return self
+            if name == "plan":
+                return []
             return 0 if name.startswith("get_") and name.endswith(("_num", "_count")) else None
 
         return do_nothing
