@@ -30,6 +30,7 @@ _OWN: Final = ("embedding", "head", "rotation table", "norms and biases")
 OF_VLLM: Final = {
     **dict.fromkeys(("max_loras", "max_lora_rank"), "LoRA adapters"),
     **{"draft": "drafts", "sleep_mode": "sleep mode", "no_prefix_caching": "a cache without prefixes"},
+    "mm_encoder_tp_mode": "image encoders on several ranks",
 }
 """Settings that are known of vLLM alone."""
 
