@@ -132,7 +132,7 @@ class ServeSettings:
     sleep_mode: bool = False
     """True if the engine can be put to sleep."""
     mm_encoder_tp_mode: str | None = None
-    """What tensor-parallel ranks divide of image encoders: one of ENCODER_MODES; None: the engine's default."""
+    """One of ENCODER_MODES, for tensor-parallel ranks; None: the engine's default."""
 
     def changed(self, **changes: Any) -> "ServeSettings":
         """Return a copy with other values."""
