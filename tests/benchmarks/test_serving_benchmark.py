@@ -30,12 +30,12 @@ def test_pools_are_within_half_a_percent(rows):
 def test_peaks_of_text_networks_are_within_a_hundredth_of_a_gib(rows):
     for item in benchmark.judged(rows):
         difference = item.difference("activation_gib")
-        if difference is not None and not item.row["model"].startswith("gemma-3"):  # an image encoder is profiled too
+        if difference is not None and not item.estimate.network.has_towers:  # an image encoder is profiled too
             assert abs(difference) <= 0.011, item.row["name"]
 
 
 def test_verdicts_are_right(rows):
-    apart = [item for item in benchmark.judged(rows) if not item.is_unknown]
+    apart = benchmark.judged(rows)
     wrong = [item.row["name"] for item in apart if item.starts != item.row["starts"]]
     assert len(wrong) <= 0.05 * len(apart)
     assert all("gpt-oss-20b" in name for name in wrong)  # they ran out of memory after the pool was sized

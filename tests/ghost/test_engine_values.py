@@ -1,7 +1,7 @@
 """Lines of engines' logs, modules that do nothing in place of compiled ones, and tokens that nothing has computed."""
 
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -94,20 +94,77 @@ class Policy:
         tensor.copy_(values)
 
 
-def test_a_module_that_would_be_compiled_does_nothing():
-    class JitSpec:
-        def build_and_load(self):
-            raise RuntimeError("no compiler")
+class JitSpec:
+    def build_and_load(self):
+        raise RuntimeError("no compiler")
 
-    policy = Policy()
-    jit.patch(policy, SimpleNamespace(JitSpec=JitSpec))
-    module = JitSpec().build_and_load()
+
+def flashinfer(**members):
+    """Return a package with the members of `flashinfer.jit` that are patched, imported under that name."""
+    package = ModuleType("flashinfer.jit")
+    package.core = SimpleNamespace(JitSpec=type("JitSpec", (JitSpec,), {}))
+    package.cubin_loader = SimpleNamespace()
+    vars(package).update(members)
+    return package
+
+
+def test_a_module_that_would_be_compiled_does_nothing():
+    policy, package = Policy(), flashinfer()
+    jit.patch_flashinfer(policy, package)
+    module = package.core.JitSpec().build_and_load()
     assert policy.used == []
-    assert module.plan(1, a=2) == []  # FlashInfer refuses to run without a plan
+    assert module.run(1, a=2) is None
     assert module["run"]() is None
     assert policy.used == ["jit", "jit"]
     assert module.init("bf16").run_moe(1) is None
     assert module.init("bf16").get_tactic_num() == 0
+    assert module.init("bf16").get_valid_tactics_for_shape(1) == module.trtllm_get_valid_moe_configs() == []
+    assert module.plan(1) == []  # FlashInfer refuses to run attention without a plan
+
+
+@pytest.mark.parametrize(
+    "missing", [AssertionError("no checksums.txt"), RuntimeError("no header"), OSError("no link")]
+)
+def test_a_module_whose_description_needs_files_is_not_described(missing, monkeypatch):
+    """B200: kernels of experts are described by a list that FlashInfer loads from the network."""
+    loaded = []
+
+    def gen_experts_module(rubin):
+        loader.download_file("checksums.txt")
+        raise missing
+
+    def gen_norm_module():
+        return package.core.JitSpec()
+
+    loader = SimpleNamespace(download_file=loaded.append, setup_cubin_loader=loaded.append)
+    package = flashinfer(gen_experts_module=gen_experts_module, gen_norm_module=gen_norm_module, cubin_loader=loader)
+    part = ModuleType("flashinfer.jit.moe")
+    part.gen_experts_module, part.setup_cubin_loader = gen_experts_module, loader.setup_cubin_loader
+    monkeypatch.setitem(sys.modules, "flashinfer.jit", package)
+    monkeypatch.setitem(sys.modules, "flashinfer.jit.moe", part)
+    policy = Policy()
+    jit.patch_flashinfer(policy, package)
+    for gen in (package.gen_experts_module, part.gen_experts_module):
+        spec = gen(True)
+        assert spec.build_and_load().run_moe(1) is None
+        assert list(spec.get_library_paths()) == []
+        part.setup_cubin_loader(spec.get_library_path())
+    assert isinstance(package.gen_norm_module(), JitSpec)
+    assert loaded == []
+    loader.download_file("cubin")  # others still load
+    assert loaded == ["cubin"]
+
+
+def test_kernels_of_cutlass_are_not_compiled():
+    class CompileCallable:
+        def __call__(self, *arguments):
+            raise RuntimeError("no driver")
+
+    policy = Policy()
+    jit.patch_cutlass(policy, SimpleNamespace(CompileCallable=CompileCallable))
+    kernel = CompileCallable()(print, 1)
+    assert kernel(1, 2) is None
+    assert policy.used == ["jit"]
 
 
 def test_each_complete_prompt_gets_one_token_that_ends_nothing():

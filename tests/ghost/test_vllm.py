@@ -125,11 +125,12 @@ def test_requests_are_served_by_its_scheduler(llama: Path) -> None:
         {"gpu": "2xh100-80gb", "pp": 2},
         {"gpu": "h100-80gb", "model": "deepseek-v2-lite"},
         {"gpu": "2xh100-80gb", "model": "qwen3-30b-a3b", "tp": 2, "ep": 2},
+        {"gpu": "b200"},  # its attention is FlashInfer's, which is compiled at run time and planned on the host
     ],
     ids=str,
 )
 def test_the_closed_form_is_near_the_engine(settings: dict[str, Any]) -> None:
-    """With 0.33.0, in the order above: 0.10, 0.04, 0.05, 0.02, 0.18, 0.06 and 0.42 % of the tokens."""
+    """With 0.33.0, in the order above: 0.10, 0.04, 0.05, 0.02, 0.18, 0.06, 0.42 and 0.13 % of the tokens."""
     asked = {"model": "llama-3.1-8b", "task": "serve", "gpu": "a100-80gb", "eager": True, "max_len": 8192, **settings}
     answer = tonnage.estimate(**asked, engine_python=PYTHON)
     assert answer.ran is not None

@@ -5,7 +5,7 @@ import pytest
 from tonnage.catalog.models import find_model
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.serving.cache_layers import read_layers
-from tonnage.serving.facts import delta_checkpoints, vllm_facts
+from tonnage.serving.facts import vllm_facts
 from tonnage.serving.kv_cache import LayerCache, Request, heads_on_rank, lay_out, split_stages
 from tonnage.units import GIB
 
@@ -164,22 +164,25 @@ def test_tokens_that_logs_print_for_networks_with_states(fields, tp, pool_gib, b
             },
             *(26.94, 400, 183.88),
         ),
+        ({**QWEN3_NEXT, "num_hidden_layers": 8}, 45.42, 576, 861.29),
     ],
-    ids=["falcon-h1", "granite-4.0-h"],
+    ids=["falcon-h1", "granite-4.0-h", "qwen3-next"],
 )
-def test_a_state_of_mamba_2_takes_a_further_block(fields, pool_gib, block_tokens, concurrency):
-    """vLLM 0.33.0 on the ghost, requests of 8,192 tokens."""
+def test_a_state_that_is_copied_inside_a_prompt_takes_a_further_block(fields, pool_gib, block_tokens, concurrency):
+    """vLLM 0.33.0 on a ghost H100, requests of 8,192 tokens."""
     facts = vllm_facts((0, 33, 0))
-    request = Request(
-        length=8192,
-        batched_tokens=16_384,
-        state_blocks=facts.state_blocks,
-        checkpoint_blocks=facts.checkpoint_blocks,
-    )
-    layout = lay_out(read_layers(fields, element_bytes=2))
+    copied = facts.copies_on((9, 0))
+    request = Request(length=8192, batched_tokens=16_384, state_blocks=facts.state_blocks, copied_states=copied)
+    layout = lay_out(read_layers(fields, element_bytes=2), copied_states=copied)
     assert layout.block_tokens == block_tokens
     assert layout.fill(int(pool_gib * GIB)).concurrency(request) == pytest.approx(concurrency, rel=5e-4)
-    assert vllm_facts((0, 32, 0)).checkpoint_blocks == 0
+    assert vllm_facts((0, 32, 0)).copies_on((9, 0)) == ()
+
+
+def test_delta_nets_are_copied_from_hopper_on():
+    """FlashInfer's kernels, which write the copies, are not chosen on an A100 or an L40S."""
+    assert [vllm_facts((0, 33, 0)).copies_on(card) for card in ((8, 0), (8, 9))] == [("mamba2",)] * 2
+    assert lay_out(read_layers(QWEN3_NEXT, element_bytes=2), copied_states=("mamba2",)).block_tokens == 544
 
 
 LLAMA_4 = {
@@ -214,13 +217,12 @@ def test_states_of_nemotron_h_are_fp32():
 
 def test_a_state_of_a_delta_net_takes_a_further_block_where_flashinfer_computes_it():
     """0.33.0 on the ghost: blocks of 576 tokens, and 958.68 requests with two drafted tokens in 23,967 blocks."""
-    blocks, alignment = delta_checkpoints((0, 33, 0), (9, 0))
+    copied = vllm_facts((0, 33, 0)).copies_on((9, 0))
     layers = read_layers({**QWEN3_NEXT, "num_hidden_layers": 4}, element_bytes=2, drafted=2)
-    layout = lay_out([*layers, layers[-1]], alignment=alignment)
+    layout = lay_out([*layers, layers[-1]], copied_states=copied)
     assert layout.block_tokens == 576
-    request = Request(length=8192, batched_tokens=16_384, state_blocks=4, delta_blocks=blocks)
+    request = Request(length=8192, batched_tokens=16_384, state_blocks=4, copied_states=copied)
     assert layout.request_blocks(request) == pytest.approx(23_967 / 958.68, abs=1e-3)
-    assert delta_checkpoints((0, 33, 0), (8, 9)) == delta_checkpoints((0, 32, 0), (9, 0)) == (0, None)
 
 
 def test_drafted_tokens_lengthen_the_window_of_a_convolution():

@@ -18,6 +18,7 @@ from tonnage.estimates.viewed import Viewed
 from tonnage.options import check_number, is_amount, spell_option
 from tonnage.serving.advice import ServingAdvice, advise
 from tonnage.serving.answer import Serving
+from tonnage.serving.built_weights import complete_weights
 from tonnage.serving.closed_form import ServingEstimate, estimate_serving
 from tonnage.serving.document import to_json
 from tonnage.serving.extras import as_draft, with_draft
@@ -150,10 +151,10 @@ def ask_plans(
 
 
 def read_served(model: str, settings: ServeSettings, *, offline: bool = False) -> ServedNetwork:
-    """Return the network that MODEL names, with the one that drafts for it."""
+    """Return the network that MODEL names, with the one that drafts for it, and all their weights."""
     draft = as_draft(settings.draft)
-    network = read_network(model, offline=offline)
-    return network if draft is None else with_draft(network, read_network(draft, offline=offline))
+    network = complete_weights(read_network(model, offline=offline))
+    return network if draft is None else with_draft(network, complete_weights(read_network(draft, offline=offline)))
 
 
 def _check_requests(lengths: object, concurrency: object) -> None:

@@ -8,6 +8,7 @@ from tonnage.catalog.families import types_with
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.model import text_part
 from tonnage.serving.kv_cache import LayerCache, heads_on_rank
+from tonnage.serving.state_layers import read_state
 
 _ENCODERS: Final = ("bert", "roberta", "modernbert", "electra", "distilbert", "mpnet", "vit", "siglip", "clip")
 """Beginnings of the names of types that attend in both directions and keep nothing of a request."""
@@ -68,7 +69,7 @@ def _read(
         if word in _NOTHING_WORDS:
             continue
         if word in _STATE_WORDS:
-            found.append(_state_layer(text, kind, word, tp, drafted))
+            found.append(read_state(text, kind, word, tp, drafted))
         elif word in _WINDOW_WORDS:
             found.append(
                 LayerCache(
@@ -85,7 +86,7 @@ def _read(
         else:
             raise CannotEstimate(f"The KV cache of a layer of the kind {word!r} is not known.")
         if word == "hybrid":  # attention and a state side by side
-            found.append(_state_layer(text, kind, "mamba2", tp, drafted))
+            found.append(read_state(text, kind, "mamba2", tp, drafted))
     return found
 
 
@@ -164,48 +165,3 @@ def _known_period(kind: str) -> int | None:
     periods = types_with("layer_period")
     family = next((name for name in periods if kind == name or kind.startswith((f"{name}_", f"{name}-"))), None)
     return None if family is None else int(periods[family])
-
-
-def _state_layer(text: Mapping[str, Any], kind: str, word: str, tp: int, drafted: int) -> LayerCache:
-    """Return a layer with a state.  Mamba layers with heads are Mamba-2."""
-    has_heads = any(text.get(name) for name in ("mamba_n_heads", "mamba_num_heads", "num_heads"))
-    is_mamba2 = word in ("mamba", "mamba2", "M") and has_heads
-    size = _state_bytes(text, kind, word, tp, drafted)
-    return LayerCache(kind="state", state_bytes=size, is_mamba2=is_mamba2, is_delta=_is_delta(text, word))
-
-
-def _is_delta(text: Mapping[str, Any], word: str) -> bool:
-    """Return True for a gated delta net (Qwen3-Next)."""
-    return word in ("linear_attention", "linear") and "linear_num_value_heads" in text
-
-
-def _state_bytes(text: Mapping[str, Any], kind: str, word: str, tp: int, drafted: int) -> int:
-    """Return the bytes of the state that a layer keeps of a request, on one rank."""
-    stated = text.get("mamba_ssm_cache_dtype", "float32") if kind == "nemotron_h" else text.get("mamba_ssm_dtype")
-    wide = 4 if stated == "float32" else 2
-    hidden = text["hidden_size"]
-    if word in ("conv", "short_conv"):  # LFM2
-        return int(2 * (text["conv_L_cache"] - 1) * hidden // tp)
-    if _is_delta(text, word):
-        keys = text["linear_key_head_dim"] * text["linear_num_key_heads"]
-        values = text["linear_value_head_dim"] * text["linear_num_value_heads"]
-        before = 2 * (text["linear_conv_kernel_dim"] - 1 + drafted) * (2 * keys + values) // tp
-        return int(before + wide * values * text["linear_key_head_dim"] // tp)
-    if word in ("linear_attention", "linear"):  # lightning attention (MiniMax)
-        width = text.get("head_dim") or hidden // text["num_attention_heads"]
-        return int(2 * text["num_attention_heads"] // tp * width * width)
-    if word == "mamba" and "mamba_n_heads" not in text and "mamba_num_heads" not in text:  # Mamba 1 (Jamba)
-        inner = text.get("intermediate_size") if kind.endswith("mamba") else None
-        inner = inner or (text.get("mamba_expand") or text.get("expand", 2)) * hidden
-        kernel = text.get("mamba_d_conv") or text.get("conv_kernel", 4)
-        states = text.get("mamba_d_state") or text.get("state_size", 16)
-        return int(2 * inner // tp * (kernel - 1) + wide * inner // tp * states)
-    heads = text.get("mamba_n_heads") or text.get("mamba_num_heads") or text["num_heads"]
-    width = text.get("mamba_d_head") or text.get("mamba_head_dim") or text["head_dim"]
-    states = text.get("mamba_d_state") or text.get("ssm_state_size") or text["state_size"]
-    groups = text.get("mamba_n_groups") or text.get("n_groups") or 1
-    kernel = text.get("mamba_d_conv") or text.get("conv_kernel", 4)
-    if groups % tp:
-        groups = tp
-    before = 2 * (kernel - 1 + drafted) * (heads * width + 2 * groups * states) // tp
-    return int(before + wide * heads * width * states // tp)

@@ -17,7 +17,6 @@ from tonnage.serving.extras import check_extras, describe_extras, draft_layers, 
 from tonnage.serving.facts import (
     Interval,
     VllmFacts,
-    delta_checkpoints,
     estimated_graphs,
     first_without,
     graphs,
@@ -35,8 +34,8 @@ from tonnage.serving.facts import (
     vllm_facts,
     with_second_runner,
 )
-from tonnage.serving.kv_cache import STATE_ALIGNMENT, LayerCache, Layout, Pool, Request, lay_out, split_stages
-from tonnage.serving.network import ServedNetwork
+from tonnage.serving.kv_cache import LayerCache, Layout, Pool, Request, lay_out, split_stages
+from tonnage.serving.network import ServedNetwork, generates_no_text
 from tonnage.serving.profile import ProfilePeak, context_tokens, cublas_workspace_bytes, profile_peak
 from tonnage.serving.settings import BF16_CAPABILITY, FullSettings, ServeSettings, complete
 from tonnage.serving.stored_weights import Share, stored_bytes
@@ -180,12 +179,7 @@ def _check_generates(network: ServedNetwork) -> None:
     has_other_head = bool(heads) and all(map(_OTHER_HEADS.search, heads))
     if not has_other_head and (network.shape is None or network.shape.causal):
         return
-    kind = heads[0] if heads else network.config.get("model_type")
-    raise CannotEstimate(
-        f"{network.name} generates no text ({kind}), and what an engine makes of "
-        "such a network has no closed form; vLLM serves some for embeddings or classes, not for images: tonnage "
-        "dry-run --gpu NAME -- vllm serve MODEL --runner pooling."
-    )
+    raise generates_no_text(network.name, heads[0] if heads else network.config.get("model_type"))
 
 
 def _request(full: FullSettings) -> Request:
@@ -193,23 +187,11 @@ def _request(full: FullSettings) -> Request:
         return Request(length=full.max_len, batched_tokens=full.max_batched_tokens)
     facts = vllm_facts(full.engine.version)
     batched = facts.steps_in_flight * full.max_batched_tokens
-    drafted = full.stated.draft_tokens or 0  # a state for each, as some of them may be rejected
+    states, copied = facts.state_blocks, facts.copies_on(full.device.capability)
     if full.stated.no_prefix_caching:
-        return Request(length=full.max_len, batched_tokens=batched, state_blocks=1 + drafted)
-    return Request(
-        length=full.max_len,
-        batched_tokens=batched,
-        state_blocks=facts.state_blocks + drafted,
-        checkpoint_blocks=facts.checkpoint_blocks,
-        delta_blocks=delta_checkpoints(full.engine.version, full.device.capability)[0],
-    )
-
-
-def _state_alignment(full: FullSettings, layers: tuple[LayerCache, ...]) -> int:
-    """Return the multiple of tokens to which blocks beside states are raised."""
-    if full.engine.name != "vllm" or full.stated.no_prefix_caching or not any(layer.is_delta for layer in layers):
-        return STATE_ALIGNMENT
-    return delta_checkpoints(full.engine.version, full.device.capability)[1] or STATE_ALIGNMENT
+        states, copied = 1, ()
+    drafted = full.stated.draft_tokens or 0  # a state for each, as some of them may be rejected
+    return Request(length=full.max_len, batched_tokens=batched, state_blocks=states + drafted, copied_states=copied)
 
 
 def _stages(network: ServedNetwork, cached_layers: int, settings: ServeSettings) -> tuple[range, ...]:
@@ -249,6 +231,7 @@ def _stage_memory(
         predicts=stated.draft == "mtp",
         element_bytes=full.element_bytes,
         eager=stated.eager,
+        state_elements=max((layer.inner_elements for layer in layers), default=0),
         context=context_tokens(longest=full.max_len, sequences=full.max_seqs, block_tokens=stated.block_tokens),
     )
     outside = outside_torch(full.engine.version, full.device, tp=stated.tp, pp=stated.pp)
@@ -259,7 +242,7 @@ def _stage_memory(
     block_layers = layers[stage.start : stage.stop] if len(layers) == shape.layers else layers
     pages = PAGE_TOKENS if full.engine.name == "transformers" else stated.block_tokens
     block_layers = (*block_layers, *draft_layers(network, full, block_layers))
-    layout = lay_out(block_layers, pages, alignment=_state_alignment(full, block_layers))
+    layout = lay_out(block_layers, pages, _request(full).copied_states)
     estimated = estimated_graphs(captured) if facts.graphs_in_budget else none
     low, pool, high = _pool_bytes(full, weights, profile, outside, estimated, network, block_layers)
     return StageMemory(
@@ -352,10 +335,11 @@ def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int
         parts = stored_bytes(
             network.stored,
             full.quantization,
-            network.published,
+            network.stored_as,
             share,
             element_bytes=full.element_bytes,
             router_bytes=of_router,
+            allocated=True,
         )
         if full.quantization.experts_only:  # the engine pads them
             parts["experts"] = sum(bytes_of(weight) for weight in weights if weight.kind == "expert")
@@ -561,7 +545,9 @@ def _assumed(network: ServedNetwork, full: FullSettings, cluster: Cluster) -> tu
         found.append("keys and values in fp8, as the checkpoint says; --kv-dtype bf16 keeps 16 bits")
     if network.is_rough:
         kind = network.config.get("model_type")
-        found.append(f"a {kind!r} network computes in layers like Qwen3's; its weights are those of its files")
+        source = "the network that transformers builds" if network.is_built else "its files"
+        alike = "layers like Qwen3's" if network.shape is not None and network.shape.heads else "feed-forward layers"
+        found.append(f"a {kind!r} network computes in {alike}; its weights are those of {source}")
     if network.has_rough_tower and not network.stored:
         found.append("the weights of the image encoder are estimated from its widths")
     if network.has_towers:

@@ -26,14 +26,13 @@ def to_json(estimate: ServingEstimate, advice: Sequence[ServingAdvice] = ()) -> 
         "runtime": worst.outside.bytes + full.first_bytes,
     }
     process = sum(categories.values())
-    shape = estimate.network.shape
     return {
         "schema_version": SCHEMA_VERSION,
         "source": SOURCE,
         "versions": {"tonnage": __version__, full.engine.name: ".".join(map(str, full.engine.version))},
         "model": {
             "name": estimate.network.name,
-            "parameters": None if shape is None else shape.parameters + (estimate.network.tower_elements or 0),
+            "parameters": estimate.network.parameters,
             "trainable_parameters": 0,
         },
         "job": {"task": "serve", "max_len": full.max_len, "max_seqs": full.max_seqs},

@@ -139,7 +139,7 @@ def stored_draft_bytes(network: ServedNetwork, full: FullSettings, *, ep: int) -
     first = 0 if network.shape is None else network.shape.layers
     behind = range(first, first + count_predicting(network))
     share = Share(layers=behind, tp=full.stated.tp, experts=max(ep, full.stated.tp))
-    found = stored_bytes(network.stored, full.quantization, network.published, share, further=True)
+    found = stored_bytes(network.stored, full.quantization, network.stored_as, share, further=True, allocated=True)
     return sum(found.values())
 
 

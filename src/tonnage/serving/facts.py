@@ -3,7 +3,7 @@
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
@@ -88,11 +88,15 @@ class VllmFacts:
     """Steps that may hold blocks at once."""
     state_blocks: int = 1
     """Blocks for each state of fixed size of a request."""
-    checkpoint_blocks: int = 0
-    """Further blocks for each state of a Mamba-2 layer: a copy that is made inside a prompt, for cached prefixes."""
+    copied_states: Mapping[str, str] = field(default_factory=dict)
+    """Kinds of layers whose state is also copied inside a prompt, for cached prefixes; from which capability on."""
     frees_chunks: bool = False
     """True if layers that attend within chunks keep the last one alone."""
     source: tuple[str, ...]
+
+    def copies_on(self, capability: tuple[int, int]) -> tuple[str, ...]:
+        """Return the kinds of layers whose state is copied inside a prompt on a card of this capability."""
+        return tuple(kind for kind, least in self.copied_states.items() if capability >= _numbers(least))
 
 
 def vllm_facts(version: tuple[int, ...]) -> VllmFacts:
@@ -100,15 +104,6 @@ def vllm_facts(version: tuple[int, ...]) -> VllmFacts:
     entry = _newest(_tables()["vllm"], version)
     frees_chunks = is_from(version, _tables()["chunks"]["since"])
     return VllmFacts(**entry | {"source": tuple(entry["source"]), "frees_chunks": frees_chunks})
-
-
-def delta_checkpoints(version: tuple[int, ...], capability: tuple[int, int]) -> tuple[int, int | None]:
-    """Return the further blocks for each state of a gated delta net where prefixes are cached, and the multiple of
-    tokens of a block that they need; None: none of their own."""
-    facts = _tables()["delta_checkpoints"]
-    if not is_from(version, facts["since"]) or capability < _numbers(facts["capability"]):
-        return 0, None
-    return facts["blocks"], facts["alignment"]
 
 
 def unsplit_bytes(engine: Engine) -> int | None:

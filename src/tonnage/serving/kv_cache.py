@@ -27,8 +27,10 @@ _BALANCED: Final = 1.5
 """Layers of the commonest kind / of the rarest up to which groups get as many layers as the commonest kind has (vLLM
 0.33; earlier 1.25, which differs for no published network)."""
 
-STATE_ALIGNMENT: Final = 16
-"""Multiple of tokens to which a block beside states of fixed size is raised."""
+_STATE_ALIGNMENT: Final = 16
+_COPIED_ALIGNMENT: Final = {"delta net": 64}
+"""Multiple of tokens to which a block beside states of fixed size is raised, and beside copied states of a kind
+(`get_prefill_checkpoint_alignment` of vLLM 0.33)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +45,10 @@ class LayerCache:
     """Tokens that a layer with a window or chunks sees at most."""
     state_bytes: int = 0
     """Bytes of the state of one request."""
-    is_mamba2: bool = False
-    """True for the state of a Mamba-2 layer."""
-    is_delta: bool = False
-    """True for the state of a gated delta net."""
+    state: str = ""
+    """Kind of a layer with a state, where it matters: `mamba2`, `delta net`."""
+    inner_elements: int = 0
+    """Elements of a token that are alive inside a layer with a state, where most are; 0: not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +61,8 @@ class Request:
     """Tokens whose blocks may be taken and not yet freed: those of one step, of two where steps overlap."""
     state_blocks: int = 1
     """Blocks for a state of fixed size; 2 where prefixes are cached, for the state at the last whole block."""
-    checkpoint_blocks: int = 0
-    """Further blocks for a state of Mamba-2."""
-    delta_blocks: int = 0
-    """The same for a state of a gated delta net."""
+    copied_states: tuple[str, ...] = ()
+    """Kinds of layers whose state is also copied inside a prompt: one block more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +75,14 @@ class Group:
     block_tokens: int
     """Tokens of one block."""
     window: int = 0
-    is_mamba2: bool = False
-    is_delta: bool = False
+    state: str = ""
+    is_alone: bool = False
+    """True if all layers of the network have a state: vLLM caches no prefixes of such a network."""
 
     def blocks(self, request: Request) -> int:
         """Return the most blocks that one request holds."""
         if self.kind == "state":
-            copies = request.checkpoint_blocks * self.is_mamba2 + request.delta_blocks * self.is_delta
-            return request.state_blocks + copies
+            return 1 if self.is_alone else request.state_blocks + (self.state in request.copied_states)
         if self.kind == "full":
             return ceil(request.length / self.block_tokens)
         if self.kind == "chunk":
@@ -163,11 +163,11 @@ class Pool:
 
 
 def lay_out(
-    layers: Sequence[LayerCache], block_tokens: int = BLOCK_TOKENS, *, alignment: int = STATE_ALIGNMENT
+    layers: Sequence[LayerCache], block_tokens: int = BLOCK_TOKENS, copied_states: Sequence[str] = ()
 ) -> Layout:
     """Return the division of a pool among layers, for blocks of so many tokens where all layers keep tokens.
 
-    Blocks beside states are multiples of `alignment` tokens.
+    `copied_states` are kinds of layers whose state is also copied inside a prompt.
     """
     if not layers:
         return Layout(groups=(), block_bytes=0, page_bytes=0)
@@ -183,16 +183,17 @@ def lay_out(
             layers=len(layers),
             block_tokens=tokens,
             window=first.window,
-            is_mamba2=first.is_mamba2,
-            is_delta=first.is_delta,
+            state=first.state,
+            is_alone=bool(states),
         )
         return Layout(groups=(group,), block_bytes=sum(pages), page_bytes=max(pages))
     if states:
-        block_tokens = _raise_block(block_tokens, states, attention, alignment)
+        copied = [_COPIED_ALIGNMENT.get(layer.state, 1) for layer in states if layer.state in copied_states]
+        block_tokens = _raise_block(block_tokens, max([_STATE_ALIGNMENT, *copied]), states, attention)
     page_bytes = max(layer.token_bytes * block_tokens for layer in attention)
     alike = Counter(
         (
-            replace(layer, token_bytes=0, state_bytes=0),
+            replace(layer, token_bytes=0, state_bytes=0, inner_elements=0),
             _tokens_of_page(layer, page_bytes, block_tokens),
         )
         for layer in layers
@@ -205,20 +206,13 @@ def lay_out(
         for part in range(parts):
             held = len(range(part, count, parts))
             groups.append(
-                Group(
-                    kind=layer.kind,
-                    layers=held,
-                    block_tokens=tokens,
-                    window=layer.window,
-                    is_mamba2=layer.is_mamba2,
-                    is_delta=layer.is_delta,
-                )
+                Group(kind=layer.kind, layers=held, block_tokens=tokens, window=layer.window, state=layer.state)
             )
     return Layout(groups=tuple(groups), block_bytes=size * page_bytes, page_bytes=page_bytes)
 
 
 def _raise_block(
-    block_tokens: int, states: Sequence[LayerCache], attention: Sequence[LayerCache], alignment: int
+    block_tokens: int, alignment: int, states: Sequence[LayerCache], attention: Sequence[LayerCache]
 ) -> int:
     """Return the tokens of a block whose page holds a state, so that all pages are equally large."""
     token_bytes = max(layer.token_bytes for layer in attention)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,11 +49,14 @@ class ServedNetwork:
     published: Quantization
     """Format of the published weights."""
     stored: tuple[StoredTensor, ...] = ()
-    """Tensors of the folder's safetensors files; empty without a folder."""
+    """Tensors of the folder's safetensors files, or those that `is_built` says; empty without them."""
+    is_built: bool = False
+    """True if `stored` has the weights of the network that transformers builds, in 16 bits."""
     has_rough_tower: bool = False
     """True if the weights of a tower are estimated from its widths."""
     is_rough: bool = False
-    """True if the kind of the network is not known, and `shape` has its widths as if its layers were Qwen3's."""
+    """True if the kind of the network is not known, and `shape` has its widths as if its layers were Qwen3's, or
+    feed-forward networks where they have no attention."""
     has_fp8_cache: bool = False
     """True if the checkpoint says that keys and values are kept in 8-bit floats."""
     draft: "ServedNetwork | None" = None
@@ -62,6 +66,20 @@ class ServedNetwork:
     def has_towers(self) -> bool:
         """Return True if images or sounds enter the network too."""
         return bool(self.tower_elements) or any(name in self.config for name in TOWERS)
+
+    @property
+    def parameters(self) -> int | None:
+        """Return the number of weights; None where it is not known."""
+        if self.is_built:
+            return sum(prod(tensor.shape) for tensor in self.stored)
+        if self.shape is None or self.is_rough:
+            return None
+        return self.shape.parameters + (self.tower_elements or 0)
+
+    @property
+    def stored_as(self) -> Quantization:
+        """Return the format of the tensors of `stored`."""
+        return NONE if self.is_built else self.published
 
     @property
     def is_quantized(self) -> bool:
@@ -151,6 +169,15 @@ def _stretched(part: Mapping[str, Any], positions: int, kinds: tuple[str, ...]) 
     return positions
 
 
+def generates_no_text(name: str, kind: object) -> CannotEstimate:
+    """Return the error for a network whose head, a class or a type, gives no words of an answer."""
+    return CannotEstimate(
+        f"{name} generates no text ({kind}), and what an engine makes of "
+        "such a network has no closed form; vLLM serves some for embeddings or classes, not for images: tonnage "
+        "dry-run --gpu NAME -- vllm serve MODEL --runner pooling."
+    )
+
+
 def read_network(model: str, *, offline: bool = False) -> ServedNetwork:
     """Return the network that MODEL names.  Raises UnknownModel, UnreadableModel, CannotEstimate."""
     reference = resolve(model, offline=offline)
@@ -196,7 +223,7 @@ def make_network(
         towers = published_model.parameters - shape.parameters  # with parts between tower and text
     is_rough = shape is None and bool(stored)
     if is_rough:  # its weights are in the files; the rest needs only widths
-        shape = _rough_shape(reference)
+        shape = rough_shape(reference)
     return ServedNetwork(
         name=reference.name,
         model=model,
@@ -211,14 +238,26 @@ def make_network(
     )
 
 
-def _rough_shape(reference: ModelRef) -> Shape | None:
-    """Return the widths of a network of an unknown kind, as if its layers were Qwen3's; None where fields lack."""
+def rough_shape(reference: ModelRef) -> Shape | None:
+    """Return the widths of a network of an unknown kind, as if its layers were Qwen3's; None where fields lack.
+
+    Layers without attention count as feed-forward networks of the inner width: as many weights as a Mamba layer has.
+    """
     text = dict(reference.text)
     has_experts = any(text.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    kind = "qwen3_moe" if has_experts else "qwen3"
+    has_attention = any(text.get(name) for name in ("num_attention_heads", "n_head"))
+    if not has_attention:
+        inner = text.get("intermediate_size") or text.get("expand", 2) * text.get("hidden_size", 0)
+        text |= {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 1, "intermediate_size": inner}
     try:
-        return replace(read_shape({**text, "model_type": "qwen3_moe" if has_experts else "qwen3"}), unmeasured="")
+        shape = replace(read_shape({**text, "model_type": kind}), unmeasured="")
     except UnknownNetwork:
         return None
+    if has_attention:
+        return shape
+    shape = replace(shape, heads=0, kv_heads=0, head_dim=0, value_dim=0)
+    return replace(shape, head_norms=False, head_norm_parameters=0)
 
 
 def _dimensions(reference: ModelRef) -> tuple[Shape | None, int | None, bool]:

@@ -21,6 +21,7 @@ from tonnage.estimates.viewed import Viewed
 from tonnage.options import unknown_word
 from tonnage.serving.advice import LARGER_CARDS
 from tonnage.serving.blocks import PagedEngine, Simulation, simulate
+from tonnage.serving.cache_layers import read_layers
 from tonnage.serving.closed_form import ServingEstimate, estimate_serving
 from tonnage.serving.extras import has_adapters
 from tonnage.serving.lengths import Lengths
@@ -316,7 +317,8 @@ def candidates(question: Question) -> Iterator[ServeSettings]:
     if "quantization" not in question.fixed and question.network.published.bits == 16:
         formats += [*(["fp8"] if has_fp8 else []), "awq-int4"]
     dtypes = [stated.kv_dtype]
-    if "kv_dtype" not in question.fixed and has_fp8 and not question.network.has_fp8_cache:
+    keeps_tokens = any(layer.token_bytes for layer in read_layers(question.network.config, element_bytes=2))
+    if "kv_dtype" not in question.fixed and has_fp8 and keeps_tokens and not question.network.has_fp8_cache:
         dtypes.append("fp8")
     for (tp, pp, dp), quantization, kv_dtype in product(_degrees(question, gpus), formats, dtypes):
         together = ceil(question.concurrency / dp)

@@ -33,6 +33,9 @@ and rests in the allocator's segments.  Two logs whose peak is the forward pass 
 _MOST_CONTEXT: Final = 65_536
 """Tokens of earlier chunks whose keys and values latent attention projects up at once, at most."""
 
+_STATE_STREAMS: Final = 2
+"""The same at the peak inside a layer with a state: residual and input."""
+
 _PREDICTING_STREAMS: Final = 4
 _PREDICTING_COMPILED: Final = 1
 """Tensors of T x h beside a layer that predicts a further token, which other layers do not have: the network's
@@ -81,6 +84,7 @@ def profile_peak(
     predicts: bool = False,
     eager: bool = False,
     context: int = 0,
+    state_elements: int = 0,
     element_bytes: int = 2,
 ) -> ProfilePeak:
     """Return the peak of a profile run; `staged`: the rank is one of several pipeline stages.
@@ -88,7 +92,8 @@ def profile_peak(
     `towers`: the network takes embeddings of images in place of words, for which vLLM keeps a buffer.  `embeds`: the
     rank's compiled part begins with the table of words, and is compiled in this run: torch then makes a second table
     to try kernels on.  `predicts`: its own layers draft further tokens, after a buffer of the residual stream.
-    `context`: tokens of earlier chunks (`context_tokens`).  Experts compute the tokens of all `dp` replicas.
+    `context`: tokens of earlier chunks (`context_tokens`).  `state_elements`: those of a token that are alive in the
+    widest layer with a state.  Experts compute the tokens of all `dp` replicas.
     """
     h = shape.hidden
     gathered = dp * tokens if shape.experts else tokens
@@ -100,6 +105,9 @@ def profile_peak(
     if quantization.activation_bytes < element_bytes and quantization.bits < 16:
         inner += _down_elements(shape, tp) * quantization.activation_bytes  # the quantized input of a product
     forward = int(tokens * (inner + _FORWARD_STREAMS * h * element_bytes))
+    if state_elements:
+        of_state = tokens * (state_elements + _STATE_STREAMS * h) * element_bytes
+        forward = max(forward, of_state) if shape.heads else of_state
     if shape.latent_rank:
         forward = max(forward, _latent_elements(shape, tokens, context, tp) * element_bytes)
     forward += 2 * (gathered - tokens) * h * element_bytes  # what experts take and give

@@ -8,6 +8,7 @@ from typing import Final
 
 from tonnage.serving.quantization import Quantization
 from tonnage.serving.safetensors import StoredTensor
+from tonnage.serving.weights import allocated_bytes
 
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,5})\.")
 _FURTHER: Final = re.compile(r"(?:^|\.)mtp\.")
@@ -26,6 +27,9 @@ _KEPT: Final = re.compile(
     r"conv(?:1d)?\.(?:weight|bias)$"
 )
 """Tensors that formats leave unquantized: embeddings, head, norms, routers, towers, convolutions."""
+
+_MERGED: Final = re.compile(r"(?<=experts\.)[0-9]{1,5}\.|\b(?:(?:gate|up|[qkv])_proj|w[13])\b")
+"""Parts of names in which tensors differ that an engine makes one of: experts, gate and up, queries, keys, values."""
 
 _SCALES: Final = re.compile(r"scale|absmax|SCB|quant_map")
 """Scales of quantized weights, which keep their dtype; bitsandbytes has them in vectors."""
@@ -86,19 +90,20 @@ def stored_bytes(
     element_bytes: int = 2,
     router_bytes: int | None = None,
     further: bool = False,
+    allocated: bool = False,
 ) -> dict[str, int]:
     """Return the bytes of one rank's weights by part: `layers`, `experts` and `others`.
 
     Floating-point tensors but for scales count `element_bytes` an element, routers `router_bytes` if stated.  If
     `wanted` is not the published format, the matrices of layers are quantized so.  Vectors other than scales are
     whole on each rank.  `further`: only the layers that predict further tokens, which are those of the share or named
-    so.
+    so.  `allocated`: as torch's allocator holds what an engine merges them into.
     """
-    parts = {"layers": 0, "experts": 0, "others": 0}
+    sizes: dict[tuple[str, str], int] = {}
     turns = wanted.name != published.name and wanted.bits < 16
     for tensor in tensors:
         matched, is_further = _LAYER.search(tensor.name), _FURTHER.search(tensor.name) is not None
-        layer = None if matched is None else int(matched[1])
+        layer = None if matched is None or _TOWER.search(tensor.name) else int(matched[1])
         if is_further or further:
             if not further or not (is_further or (layer is not None and layer in share.layers)):
                 continue
@@ -111,7 +116,12 @@ def stored_bytes(
         divided = share.parts(tensor.name, is_expert=is_expert) if is_divided else 1
         is_turned = turns and not kept and len(tensor.shape) > 1 and not (is_expert and wanted.keeps_experts)
         of_element = router_bytes if router_bytes and _ROUTER.search(tensor.name) else element_bytes
-        parts[part] += _tensor_bytes(tensor, wanted if is_turned else None, divided, of_element)
+        merged = (part, _MERGED.sub("", tensor.name))
+        size = _tensor_bytes(tensor, wanted if is_turned else None, divided, of_element)
+        sizes[merged] = sizes.get(merged, 0) + size
+    parts = dict.fromkeys(("layers", "experts", "others"), 0)
+    for (part, _), size in sizes.items():
+        parts[part] += allocated_bytes(size) if allocated else size
     return {name: size for name, size in parts.items() if size}
 
 

@@ -35,7 +35,7 @@ ASSUMED = {
     "weights": "pretrained weights were not read: shapes and dtypes come from the configuration",
     "tokenizer": "the folder has no tokenizer: the engine takes and gives tokens, not text",
     "sampled": "an engine samples one token, which ends no text, for each complete prompt; it accepts no drafted one",
-    "jit": "FlashInfer's kernels were not compiled: they do nothing, the rest is run",
+    "jit": "kernels that FlashInfer or CUTLASS would compile were not compiled: they do nothing, the rest is run",
     "files": "what was saved went into a folder that was deleted, without values; nothing was sent to the Hub",
     "trackers": "experiment trackers worked offline, in a folder that was deleted where they can be told one",
     "initialisation": "host tensors were not filled with random numbers",
