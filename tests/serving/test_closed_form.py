@@ -257,6 +257,7 @@ def test_experts_compute_the_tokens_of_all_replicas(tmp_path):
         ),
         ({"tp": 2}, "tp 2 x pp 1 x dp 1 needs 2 GPUs, and there are 1"),
         ({"kv_dtype": "int3"}, "Unknown kv-dtype 'int3'"),
+        ({"mm_encoder_tp_mode": "both"}, "Unknown mm-encoder-tp-mode 'both'; possible: weights, data"),
         ({"quantization": "q5"}, "Unknown quantization 'q5'"),
         ({"engine": "tgi"}, "Unknown engine 'tgi' to serve with; possible: vllm, sglang, transformers"),
         ({"engine": "vllm@new"}, "'new' is no version of vllm"),

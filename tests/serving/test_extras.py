@@ -6,7 +6,7 @@ import tonnage
 from tonnage.errors import CannotEstimate, TonnageError, UsageError
 from tonnage.serving.exports import engine_command, export_serving
 from tonnage.serving.extras import accepted_tokens
-from tonnage.units import GIB
+from tonnage.units import GIB, MIB
 
 LOAD = {"lengths": "p50=500,output=100", "concurrency": 8}
 
@@ -21,7 +21,8 @@ def test_slots_of_adapters_are_two_thin_matrices_for_each_of_the_networks():
     outputs = 4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096
     words = 2 * (4096 + 128256)
     added = slots.serving.weights_bytes - without.serving.weights_bytes
-    assert added == pytest.approx(2 * 64 * 4 * (32 * (inputs + outputs) + words), rel=1e-3)
+    rests = 2 * (64 * MIB - 2 * 64 * 4 * 128256)  # torch's allocator splits no block of 64 MiB for those of words
+    assert added == pytest.approx(2 * 64 * 4 * (32 * (inputs + outputs) + words) + rests, rel=1e-3)
     assert without.serving.kv_cache_bytes - slots.serving.kv_cache_bytes == added
 
 

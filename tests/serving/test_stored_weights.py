@@ -9,6 +9,7 @@ import pytest
 from tonnage.catalog.devices import parse_cluster
 from tonnage.catalog.models import find_model
 from tonnage.serving.closed_form import estimate_serving
+from tonnage.serving.exports import vllm_words
 from tonnage.serving.network import read_network
 from tonnage.serving.quantization import NONE, find_quantization
 from tonnage.serving.safetensors import StoredTensor
@@ -176,6 +177,19 @@ def test_a_tower_whose_heads_do_not_divide_is_whole_on_each_rank():
     config = find_model("gemma-3-27b").config()
     assert tower_ranks(config, 3) == 1
     assert elements_on_rank(config, 1000, 3) == 1000
+
+
+def test_encoders_may_be_whole_on_each_rank():
+    network = read_network("gemma-3-27b", offline=True)
+    found = [
+        estimate_serving(
+            network, ServeSettings(max_len=4096, tp=tp, mm_encoder_tp_mode=mode), parse_cluster("2xh100-80gb")
+        )
+        for tp, mode in ((1, None), (2, "data"), (2, "weights"))
+    ]
+    whole, data, divided = (estimate.weights_by_part["towers"] for estimate in found)
+    assert whole == data > divided
+    assert "--mm-encoder-tp-mode data" in " ".join(vllm_words(found[1]))
 
 
 @pytest.mark.parametrize(("model", "tp", "saved"), [("gemma-3-27b", 2, 0.383), ("qwen2.5-vl-7b", 2, 0.629)])

@@ -67,6 +67,8 @@ def test_the_allocator_keeps_small_rests():
     assert allocated_bytes(10 * MIB + 1) == 10 * MIB + 512
     assert allocated_bytes(18_944 * 3584 * 2) == 65 * 2 * MIB
     assert allocated_bytes(1) == 512
+    assert allocated_bytes(64 * MIB + 1, 20 * MIB) == 66 * MIB  # vLLM 0.33 splits no block of 20 MiB
+    assert allocated_bytes(14 * MIB + 1, 20 * MIB) == 14 * MIB + 512
 
 
 def test_degrees_that_divide_nothing():

@@ -53,7 +53,8 @@ PANELS: Final[Mapping[str, tuple[str, ...]]] = {
     SERVING: (
         *("task", "max_len", "max_seqs", "max_batched_tokens", "gpu_memory_utilization", "kv_dtype", "quantization"),
         *("dp", "eager", "warm", "concurrency", "block_tokens", "max_loras", "max_lora_rank"),
-        *("draft", "draft_tokens", "acceptance", "no_prefix_caching", "sleep_mode", "engine_python"),
+        *("draft", "draft_tokens", "acceptance", "no_prefix_caching", "sleep_mode", "mm_encoder_tp_mode"),
+        "engine_python",
     ),
     SEARCH: ("find", "allow", "only", "without", "headroom", "settings"),
     HARDWARE: (

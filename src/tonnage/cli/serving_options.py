@@ -80,6 +80,14 @@ NoPrefixCaching = Annotated[
     bool, typer.Option("--no-prefix-caching", help="Keep nothing of requests that ended, and share no prefixes.")
 ]
 SleepMode = Annotated[bool, typer.Option("--sleep-mode", help="The engine can be put to sleep; say what that frees.")]
+EncoderMode = Annotated[
+    str | None,
+    typer.Option(
+        "--mm-encoder-tp-mode",
+        help="What tensor-parallel ranks divide of an image encoder: its weights (vLLM's default), or images (data).",
+        metavar="WORD",
+    ),
+]
 EnginePython = Annotated[
     str | None,
     typer.Option(
@@ -96,6 +104,7 @@ _OPTIONS: Final = {
     **{"eager": Eager, "warm": Warm, "block_tokens": BlockTokens, "max_loras": MaxLoras},
     **{"max_lora_rank": MaxLoraRank, "draft": Draft, "draft_tokens": DraftTokens, "acceptance": Acceptance},
     **{"no_prefix_caching": NoPrefixCaching, "sleep_mode": SleepMode, "concurrency": Concurrency},
+    "mm_encoder_tp_mode": EncoderMode,
 }
 """Options that a command gets beside those of training, by name."""
 

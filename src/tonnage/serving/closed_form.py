@@ -30,6 +30,7 @@ from tonnage.serving.facts import (
     router_bytes,
     runs_second,
     sglang_facts,
+    unsplit_bytes,
     vllm_facts,
     with_second_runner,
 )
@@ -301,6 +302,7 @@ def _known_shape(network: ServedNetwork) -> Shape:
 def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int) -> dict[str, int]:
     """Return the bytes of the network's own weights.  Raises ValueError for degrees that do not divide them."""
     stated, shape = full.stated, _known_shape(network)
+    encoder_tp = 1 if stated.mm_encoder_tp_mode == "data" else stated.tp
     of_router = router_bytes(_kind(network)) if full.engine.name == "vllm" else None
     expert_tp = stated.tp * (stated.dp if shape.experts and stated.ep == 1 else 1)
     weights = list_weights(
@@ -315,8 +317,10 @@ def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int
         router_bytes=of_router,
     )
 
+    unsplit = unsplit_bytes(full.engine)
+
     def bytes_of(weight: Weight) -> int:
-        return weight.bytes(full.quantization, element_bytes=full.element_bytes)
+        return weight.bytes(full.quantization, element_bytes=full.element_bytes, unsplit_bytes=unsplit)
 
     if network.stored:
         share = Share(
@@ -326,7 +330,7 @@ def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int
             experts=ep if ep > 1 else expert_tp,
             kv_heads=shape.kv_heads,
             tied=shape.tied,
-            tower=tower_ranks(network.config, stated.tp),
+            tower=tower_ranks(network.config, encoder_tp),
         )
         parts = stored_bytes(
             network.stored,
@@ -345,7 +349,7 @@ def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int
     for weight in weights:
         parts[weight.name] = parts.get(weight.name, 0) + bytes_of(weight)
     if network.tower_elements and stage.start == 0:
-        held = elements_on_rank(network.config, network.tower_elements, stated.tp)
+        held = elements_on_rank(network.config, network.tower_elements, encoder_tp)
         parts["towers"] = full.element_bytes * held
         levels = len(dict(network.config.get("vision_config") or {}).get(_LEVELS) or ())
         if full.engine.name == "vllm":

@@ -111,6 +111,7 @@ def _flags(estimate: ServingEstimate, limits: Mapping[str, float | None], draft:
     words += ["--speculative-config", _speculation(stated, draft)] if stated.draft is not None else []
     words += ["--no-enable-prefix-caching"] if stated.no_prefix_caching else []
     words += ["--enable-sleep-mode"] if stated.sleep_mode else []
+    words += ["--mm-encoder-tp-mode", stated.mm_encoder_tp_mode] if stated.mm_encoder_tp_mode else []
     words += ["--block-size", f"{stated.block_tokens}"] if stated.block_tokens != BLOCK_TOKENS else []
     return words
 

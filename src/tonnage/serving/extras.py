@@ -13,7 +13,7 @@ from typing import Any, Final
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.model import text_part
 from tonnage.serving.cache_layers import read_layers
-from tonnage.serving.facts import has_adapter_words
+from tonnage.serving.facts import has_adapter_words, unsplit_bytes
 from tonnage.serving.kv_cache import BLOCK_TOKENS, LayerCache, heads_on_rank
 from tonnage.serving.network import ServedNetwork
 from tonnage.serving.settings import ADAPTER_RANKS, DRAFTS_WITHOUT_NETWORK, FullSettings, ServeSettings
@@ -30,6 +30,7 @@ _OWN: Final = ("embedding", "head", "rotation table", "norms and biases")
 OF_VLLM: Final = {
     **dict.fromkeys(("max_loras", "max_lora_rank"), "LoRA adapters"),
     **{"draft": "drafts", "sleep_mode": "sleep mode", "no_prefix_caching": "a cache without prefixes"},
+    "mm_encoder_tp_mode": "image encoders on several ranks",
 }
 """Settings that are known of vLLM alone."""
 
@@ -113,22 +114,23 @@ def extra_weights(network: ServedNetwork, full: FullSettings, stage: range, *, e
     Raises ValueError for a degree by which a draft cannot be divided.
     """
     parts = {}
-    stated, shape = full.stated, network.shape
+    stated, shape, unsplit = full.stated, network.shape, unsplit_bytes(full.engine)
     if has_adapters(stated) and shape is not None:
         words = has_adapter_words(_kind(network))
         weights = list(list_adapters(shape, full, ep=ep, layers=len(stage), words=words))
-        parts["adapters"] = sum(weight.bytes(full.quantization) for weight in weights)
+        parts["adapters"] = sum(weight.bytes(full.quantization, unsplit_bytes=unsplit) for weight in weights)
     if stated.draft == "mtp" and network.stored:
         parts["draft"] = stored_draft_bytes(network, full, ep=ep)
     elif stated.draft == "mtp" and shape is not None:
         layer = predicting_weights(shape, full, ep=ep)
-        parts["draft"] = count_predicting(network) * sum(weight.bytes(full.quantization) for weight in layer)
+        held = sum(weight.bytes(full.quantization, unsplit_bytes=unsplit) for weight in layer)
+        parts["draft"] = count_predicting(network) * held
     elif stated.draft not in (None, *DRAFTS_WITHOUT_NETWORK):
         draft = network.draft
         assert draft is not None
         assert draft.shape is not None
         found = list_weights(draft.shape, tp=stated.tp, positions=draft.rotary_rows)
-        parts["draft"] = sum(weight.bytes(draft.published) for weight in found)
+        parts["draft"] = sum(weight.bytes(draft.published, unsplit_bytes=unsplit) for weight in found)
     return parts
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tonnage.cluster import Device
 from tonnage.errors import UsageError
-from tonnage.units import GIB
+from tonnage.units import GIB, MIB
 
 _HOPPER: Final = (9, 0)
 
@@ -104,6 +104,13 @@ def vllm_facts(version: tuple[int, ...]) -> VllmFacts:
     entry = _newest(_tables()["vllm"], version)
     frees_chunks = is_from(version, _tables()["chunks"]["since"])
     return VllmFacts(**entry | {"source": tuple(entry["source"]), "frees_chunks": frees_chunks})
+
+
+def unsplit_bytes(engine: Engine) -> int | None:
+    """Return the size from which on an engine has torch's allocator split no block while it loads; None: no size."""
+    facts = _tables()["unsplit"]
+    applies = engine.name == "vllm" and is_from(engine.version, facts["since"])
+    return facts["mib"] * MIB if applies else None
 
 
 def runs_second(version: tuple[int, ...], kind: str, *, has_experts: bool, has_states: bool, quantized: bool) -> bool:

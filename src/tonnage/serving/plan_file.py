@@ -32,6 +32,7 @@ _TYPES: Final = {
     "eager": bool,
     "warm": bool,
     "draft": str,
+    "mm_encoder_tp_mode": str,
     "acceptance": float,
     "no_prefix_caching": bool,
     "sleep_mode": bool,

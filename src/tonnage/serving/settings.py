@@ -42,7 +42,10 @@ ADAPTER_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 DRAFTS_WITHOUT_NETWORK: Final = ("ngram", "mtp")
 """Words of `--draft` that name no model: repeated tokens of the request, and the network's own further layers."""
 
-_WORDS: Final = ("kv_dtype", "quantization", "engine", "draft")
+ENCODER_MODES: Final = ("weights", "data")
+"""Words of `--mm-encoder-tp-mode`: tensor-parallel ranks divide the matrices of image encoders, or the images."""
+
+_WORDS: Final = ("kv_dtype", "quantization", "engine", "draft", "mm_encoder_tp_mode")
 _SWITCHES: Final = ("eager", "warm", "no_prefix_caching", "sleep_mode")
 _PARTS: Final = ("gpu_memory_utilization", "acceptance")
 """Settings that are no numbers."""
@@ -72,6 +75,7 @@ class EngineOptions(TypedDict, total=False):
     acceptance: float | None
     no_prefix_caching: bool
     sleep_mode: bool
+    mm_encoder_tp_mode: str | None
 
 
 class ServeOptions(EngineOptions, total=False):
@@ -127,6 +131,8 @@ class ServeSettings:
     """True if nothing is kept of requests that ended."""
     sleep_mode: bool = False
     """True if the engine can be put to sleep."""
+    mm_encoder_tp_mode: str | None = None
+    """One of ENCODER_MODES, for tensor-parallel ranks; None: the engine's default."""
 
     def changed(self, **changes: Any) -> "ServeSettings":
         """Return a copy with other values."""
@@ -189,6 +195,9 @@ def complete(settings: ServeSettings, network: ServedNetwork, cluster: Cluster) 
     utilization = settings.gpu_memory_utilization
     if settings.kv_dtype not in KV_DTYPES:
         raise UsageError(f"Unknown kv-dtype {settings.kv_dtype!r}; possible: {', '.join(KV_DTYPES)}.")
+    if settings.mm_encoder_tp_mode not in (None, *ENCODER_MODES):
+        possible = ", ".join(ENCODER_MODES)
+        raise UsageError(f"Unknown mm-encoder-tp-mode {settings.mm_encoder_tp_mode!r}; possible: {possible}.")
     if engine.name == "transformers" and KV_DTYPES[settings.kv_dtype] < KV_DTYPES["auto"]:
         raise UsageError("transformers pages keys and values in the network's own dtype; leave --kv-dtype out.")
     _check_ranks(settings, cluster)

@@ -59,25 +59,26 @@ class Weight:
             or (self.kind == "linear" and not quantization.experts_only)
         )
 
-    def bytes(self, quantization: Quantization, *, element_bytes: int = 2) -> int:
-        """Return the bytes that torch's allocator holds for them."""
+    def bytes(self, quantization: Quantization, *, element_bytes: int = 2, unsplit_bytes: int | None = None) -> int:
+        """Return the bytes that torch's allocator holds for them; `unsplit_bytes`: as `allocated_bytes` says."""
         if not self.is_quantized(quantization):
-            return self.count * allocated_bytes(
-                self.rows * self.columns * self.stacked * (self.own_bytes or element_bytes)
-            )
+            matrices = self.rows * self.columns * self.stacked
+            return self.count * allocated_bytes(matrices * (self.own_bytes or element_bytes), unsplit_bytes)
         elements = ceil(self.rows * self.columns * self.stacked * quantization.bits / 8)
         scales = self.stacked * quantization.overhead_bytes(self.rows, self.columns)
-        return self.count * (allocated_bytes(elements) + allocated_bytes(scales))
+        return self.count * sum(allocated_bytes(size, unsplit_bytes) for size in (elements, scales))
 
 
-def allocated_bytes(size_bytes: int) -> int:
+def allocated_bytes(size_bytes: int, unsplit_bytes: int | None = None) -> int:
     """Return the bytes that torch's caching allocator gives to a tensor that is kept for good.
 
-    A size from 10 MiB on gets segments of whole 2 MiB; a rest of up to 1 MiB stays with it (allocator/).
+    A size from 10 MiB on gets segments of whole 2 MiB; a rest of up to 1 MiB stays with it (allocator/), and any rest
+    of a tensor from `unsplit_bytes` on (`max_split_size_mb`).
     """
     if size_bytes >= 10 * MIB:
         segment = ceil(size_bytes / (2 * MIB)) * 2 * MIB
-        if segment - size_bytes <= MIB:
+        is_unsplit = unsplit_bytes is not None and size_bytes >= unsplit_bytes
+        if is_unsplit or segment - size_bytes <= MIB:
             return segment
     return ceil(size_bytes / _ROUNDING_BYTES) * _ROUNDING_BYTES
 
