@@ -98,6 +98,7 @@ class PlanCallback(Callback):  # type: ignore[misc]
         self._meter = Meter(lambda: ())
         self._predicted = Predicted()
         self._estimation: Estimation | None = None
+        self._caches: list[tuple[Any, bool]] = []
         self._around = ExitStack()
         self._steps = 0
 
