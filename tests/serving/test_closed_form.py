@@ -418,23 +418,6 @@ def test_a_network_that_is_not_known_is_refused(tmp_path):
         ask(tmp_path, "l4")
 
 
-def test_sglang_keeps_a_part_of_the_card_free():
-    """A start-up of SGLang 0.5.23 on the ghost: 418,001 tokens of Llama 3.1 8B on an H100."""
-    answer = ask("llama-3.1-8b", "h100-80gb", engine="sglang@0.5.23", max_len=8192).serving
-    assert answer.engine == "closed form of sglang 0.5.23"
-    assert answer.kv_cache_tokens == pytest.approx(418_001, rel=0.02)
-    assert answer.low_tokens <= 418_001 <= answer.high_tokens
-
-
-@pytest.mark.parametrize(("gpu", "part", "tokens"), [("h100-80gb", 0.842, 2_087_045), ("l4", 0.712, 430_929)])
-def test_sglang_on_the_ghost(gpu, part, tokens):
-    """Start-ups of SGLang 0.5.23 without graphs, Llama 3.2 1B."""
-    estimate = ask("llama-3.2-1b", gpu, engine="sglang@0.5.23", max_len=4096, eager=True)
-    assert estimate.settings.utilization == part
-    assert estimate.serving.kv_cache_tokens == pytest.approx(tokens, rel=0.006)
-    assert estimate.serving.low_tokens <= tokens <= estimate.serving.high_tokens
-
-
 def test_facts_hold_from_a_version_on():
     assert vllm_facts((0, 16, 0)).sampler_bytes == 36
     assert vllm_facts((0, 17, 0)).sampler_bytes == 12

@@ -14,7 +14,7 @@ from tonnage.serving.exports import TARGETS, engine_command, export_serving
 from tonnage.serving.lengths import Lengths
 from tonnage.serving.network import read_network
 from tonnage.serving.planning import Question, candidates, evaluate, find_limit, plan_serving
-from tonnage.serving.settings import ServeSettings, complete
+from tonnage.serving.settings import ServeSettings
 
 LENGTHS = Lengths(p50=1000, p95=4000, output=300)
 
@@ -238,14 +238,3 @@ def test_both_engines_quantize_while_they_load():
     for engine in ("sglang", "vllm@0.27.0"):
         solution, _ = best_for(engine, engine.partition("@")[0], quantization="nf4")
         assert "--quantization bitsandbytes" in solution.to_json()["plans"][0]["command"]
-
-
-@pytest.mark.parametrize(
-    ("gpu", "tp", "part", "chunk"),
-    [("t4", 1, 0.757, 2048), ("l4", 1, 0.708, 4096), ("l40s", 1, 0.851, 4096), ("4xh100-80gb", 4, 0.825, 8192)],
-)
-def test_sglang_takes_what_a_card_of_its_size_can(gpu, tp, part, chunk):
-    """As `handle_gpu_memory_settings` of SGLang 0.5.23."""
-    stated = ServeSettings(engine="sglang", max_len=4096, tp=tp)
-    full = complete(stated, read_network("llama-3.2-1b", offline=True), parse_cluster(gpu))
-    assert (full.utilization, full.max_batched_tokens) == (pytest.approx(part, abs=0.002), chunk)

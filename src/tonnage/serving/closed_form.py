@@ -11,6 +11,7 @@ from typing import Final
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.model import text_part
+from tonnage.serving import sglang
 from tonnage.serving.answer import Serving
 from tonnage.serving.cache_layers import read_layers
 from tonnage.serving.extras import check_extras, describe_extras, draft_layers, extra_weights
@@ -29,7 +30,6 @@ from tonnage.serving.facts import (
     reads_fp8_cache,
     router_bytes,
     runs_second,
-    sglang_facts,
     unsplit_bytes,
     vllm_facts,
     with_second_runner,
@@ -313,6 +313,7 @@ def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int
         layers=stage,
         positions=network.rotary_rows if _has_tables(network, full) else 0,
         rotating=network.rotating_part,
+        table_bytes=sglang.TABLE_BYTES if full.engine.name == "sglang" else None,
         padded_experts=full.quantization.name == "mxfp4",
         router_bytes=of_router,
     )
@@ -359,7 +360,8 @@ def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int
 
 def _has_tables(network: ServedNetwork, full: FullSettings) -> bool:
     """Return True if the engine keeps tables of rotations."""
-    return full.engine.name == "vllm" and not is_by_transformers(full.engine.version, _kind(network))
+    is_own = full.engine.name == "vllm" and not is_by_transformers(full.engine.version, _kind(network))
+    return is_own or full.engine.name == "sglang"
 
 
 def _kind(network: ServedNetwork) -> str:
@@ -395,16 +397,16 @@ def _pool_bytes(
         low = budget - weights - int(profile.bytes * most) - outside.high_bytes - estimated.high_bytes
         high = budget - weights - int(lowest * least) - outside.low_bytes - estimated.low_bytes
         return low, typical, high
-    free = device.capacity_bytes - full.first_bytes - weights - outside.bytes
+    free = device.capacity_bytes - full.first_bytes
     if full.engine.name == "sglang":
-        typical = free - int((device.capacity_bytes - full.first_bytes) * (1 - full.utilization))
-        margin = int(abs(typical) * sglang_facts()["interval"])
+        typical = int(free * full.utilization) - weights - sglang.towers_bytes(network)
+        margin = int(abs(typical) * sglang.facts()["interval"])
         return typical - margin, typical, typical + margin
     assert network.shape is not None
     cache = plan_sectors(
         network.shape,
         layers,
-        available_bytes=int((free - cublas_workspace_bytes(device)) * full.utilization),
+        available_bytes=int((free - weights - outside.bytes - cublas_workspace_bytes(device)) * full.utilization),
         batch_tokens=full.max_batched_tokens,
         requests=full.max_seqs,
         flash=device.capability >= _AMPERE,

@@ -235,16 +235,10 @@ def estimated_graphs(captured: Interval) -> Interval:
     )
 
 
-def sglang_facts() -> Mapping[str, Any]:
-    """Return the numbers by which SGLang reserves memory."""
-    facts: Mapping[str, Any] = _tables()["sglang"]
-    return facts
-
-
-def sglang_card(total_mib: float, *, tp: int) -> tuple[int, int]:
-    """Return the tokens of a chunk of prefill and the sequences of the largest graph that SGLang takes on a card."""
-    row = next(row for row in sglang_facts()["cards"] if total_mib < row["below_mib"])
-    return row["chunk_tokens"], row["graph_sequences"][tp >= 4]
+def engine_facts(name: str) -> Mapping[str, Any]:
+    """Return the numbers of an engine whose versions do not differ."""
+    entry: Mapping[str, Any] = _tables()[name]
+    return entry
 
 
 def needs_bf16(kind: str) -> bool:

@@ -1,26 +1,18 @@
 """Settings of an inference engine, with the engine's own defaults where a user states none."""
 
 from dataclasses import dataclass, fields, replace
-from math import ceil
 from typing import Any, Final, TypedDict
 
 from tonnage.catalog.overheads import overheads
 from tonnage.cluster import CPU, Cluster, Device
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.options import check_number, check_switch, is_number, spell_option
-from tonnage.serving.facts import (
-    ENGINES,
-    Engine,
-    needs_bf16,
-    parse_engine,
-    sglang_card,
-    sglang_facts,
-    vllm_facts,
-)
+from tonnage.serving import sglang
+from tonnage.serving.facts import ENGINES, Engine, needs_bf16, parse_engine, vllm_facts
 from tonnage.serving.kv_cache import BLOCK_TOKENS
 from tonnage.serving.network import ServedNetwork
 from tonnage.serving.quantization import NONE, Quantization, made_by_transformers
-from tonnage.units import GIB, MIB
+from tonnage.units import GIB
 
 KV_DTYPES: Final = {"auto": 2.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0}
 """Bytes of an element of keys and values; `auto`: where neither the checkpoint nor the card says otherwise."""
@@ -207,14 +199,14 @@ def complete(settings: ServeSettings, network: ServedNetwork, cluster: Cluster) 
     if engine.name == "vllm" and device.capacity_bytes >= 160 * GIB and engine.version >= (0, 28):
         tokens = 16_384
     if engine.name == "sglang":
-        seqs, tokens = sglang_facts()["sequences"], sglang_card(_total_mib(device), tp=settings.tp)[0]
+        seqs, tokens = sglang.facts()["sequences"], sglang.chunk_tokens(device)
     elif engine.name == "transformers":
         seqs, tokens = 1024, 8192  # the fallbacks of its ContinuousBatchingConfig
     if utilization is None:
-        utilization = _usual_utilization(engine, device, settings)
+        utilization = _usual_utilization(engine, device, settings, network)
     max_seqs = settings.max_seqs or seqs
     max_batched = settings.max_batched_tokens or min(max(tokens, max_seqs), max_seqs * max_len)
-    if max_batched < max_seqs:
+    if max_batched < max_seqs and engine.name != "sglang":
         raise UsageError(
             f"max-batched-tokens {max_batched} is less than max-seqs {max_seqs}: each running request decodes a "
             "token in each step; raise it, or lower max-seqs."
@@ -299,29 +291,21 @@ def _check_ranks(settings: ServeSettings, cluster: Cluster) -> None:
         )
 
 
-def _total_mib(device: Device) -> float:
-    """Return the memory of a card as `nvidia-smi` shows it: the next whole GiB where nothing else is stated."""
-    return (device.nvml_total_bytes or ceil(device.capacity_bytes / GIB) * GIB) / MIB
-
-
-def _usual_utilization(engine: Engine, device: Device, settings: ServeSettings) -> float:
+def _usual_utilization(engine: Engine, device: Device, settings: ServeSettings, network: ServedNetwork) -> float:
     """Return the part of the card that an engine takes by default."""
     if engine.name == "vllm":
         return vllm_facts(engine.version).utilization
     if engine.name == "transformers":
         return 0.9  # max_memory_percent of ContinuousBatchingConfig
-    facts, total_mib = sglang_facts(), _total_mib(device)
-    chunk, graph = sglang_card(total_mib, tp=settings.tp)
-    captured = 0 if settings.eager else min(graph, settings.max_seqs or graph)
-    reserved = (
-        facts["fixed_mib"]
-        + facts["chunk_token_mib"] * (settings.max_batched_tokens or chunk)
-        + facts["graph_sequence_mib"] * captured
-        + facts["rank_mib"] * settings.tp * settings.pp
+    return sglang.usual_part(
+        device,
+        network,
+        tokens=settings.max_batched_tokens,
+        sequences=settings.max_seqs,
+        tp=settings.tp,
+        pp=settings.pp,
+        eager=settings.eager,
     )
-    if total_mib > facts["large_mib"]:
-        reserved = max(reserved, facts["least_of_large_mib"])
-    return float(round(1 - reserved / total_mib, 3))
 
 
 def spell_flags(settings: ServeSettings) -> list[str]:

@@ -92,14 +92,15 @@ def list_weights(
     layers: range | None = None,
     positions: int = 0,
     rotating: float = 1.0,
+    table_bytes: int | None = None,
     padded_experts: bool = False,
     router_bytes: int | None = None,
 ) -> tuple[Weight, ...]:
     """Return the matrices of one rank, for the layers of its pipeline stage (default: all of them).
 
-    `positions` are the rows of the tables of rotations, `rotating` is the part of the layers that rotate.  `ep` ranks
-    divide whole experts, or `expert_tp` (default: `tp`) parts of each.  Raises ValueError for a degree that the
-    network's heads cannot be divided by.
+    `positions` are the rows of the tables of rotations, `rotating` is the part of the layers that rotate,
+    `table_bytes` are those of an element if they are not a weight's.  `ep` ranks divide whole experts, or `expert_tp`
+    (default: `tp`) parts of each.  Raises ValueError for a degree that the network's heads cannot be divided by.
     """
     stage = range(shape.layers) if layers is None else layers
     is_first, is_last = stage.start == 0, stage.stop == shape.layers
@@ -117,7 +118,8 @@ def list_weights(
         found.append(Weight(name="norms and biases", rows=1, columns=small, kind="other"))
     rotated = round(shape.rotary / rotating * (shape.rotary_dim or shape.head_dim))
     if rotated and positions:
-        found.append(Weight(name="rotation table", rows=positions, columns=rotated, kind="other"))
+        table = Weight(name="rotation table", rows=positions, columns=rotated, kind="other", own_bytes=table_bytes)
+        found.append(table)
     return tuple(found)
 
 

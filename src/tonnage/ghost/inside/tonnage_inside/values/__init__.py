@@ -86,6 +86,7 @@ _OF_LIBRARIES: tuple[tuple[str, Callable[[Policy, ModuleType], None]], ...] = (
     ("diffusers.models.modeling_utils", diffusion.patch),
     ("flashinfer.jit", jit.patch_flashinfer),
     ("cutlass.base_dsl.compiler", jit.patch_cutlass),
+    ("sglang.kernels.jit.utils.compile.loader", jit.patch_sglang),
     ("vllm.engine.arg_utils", serving.patch_arguments),
     ("sglang.srt.server_args", serving.patch_server_arguments),
     ("vllm.v1.worker.gpu.model_runner", serving.patch_sampler),

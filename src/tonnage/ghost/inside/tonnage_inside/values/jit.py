@@ -1,7 +1,7 @@
 """Kernels that libraries compile when they are first used: functions that do nothing take their place.
 
-FlashInfer runs nvcc for minutes.  CUTLASS's DSL for Python needs none, but its compiled code brings a CUDA runtime of
-its own, which asks NVIDIA's driver for more than is public.  Both write into tensors that their caller made.
+FlashInfer and SGLang run nvcc for minutes.  CUTLASS's DSL for Python needs none, but its compiled code brings a CUDA
+runtime of its own, which asks NVIDIA's driver for more than is public.  They write into tensors of their caller.
 """
 
 from __future__ import annotations
@@ -98,6 +98,15 @@ def patch_flashinfer(policy: Policy, module: ModuleType) -> None:
                 setattr(part, function, do_nothing)
             elif function.startswith("gen_") and function.endswith("_module") and callable(value):
                 setattr(part, function, without_files(value))
+
+
+def patch_sglang(policy: Policy, module: ModuleType) -> None:
+    """Patch `sglang.kernels.jit.utils.compile.loader`, whose `load_jit` is what modules import from its package."""
+
+    def load_jit(*_names: str, **_options: Any) -> _Nothing:
+        return _Nothing(policy)
+
+    vars(module)["load_jit"] = load_jit
 
 
 def patch_cutlass(policy: Policy, module: ModuleType) -> None:
