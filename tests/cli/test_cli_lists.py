@@ -44,10 +44,14 @@ def test_search_without_a_match_exits_with_1(tonnage):
     assert (tonnage("models", "zzz", "--json").out, ended.code) == ("[]\n", 1)
 
 
-@pytest.mark.parametrize(("model", "dtype"), [("gpt2", "float32"), ("llama-3.1-8b", "bfloat16")])
-def test_configuration_is_printed_with_the_dtype_of_the_published_weights(model, dtype, tonnage):
-    written = tonnage("models", model, "--config")
-    assert json.loads(written.out)["torch_dtype"] == dtype
+@pytest.mark.parametrize(
+    ("model", "dtype", "method"),
+    [("gpt2", "float32", None), ("llama-3.1-8b", "bfloat16", None), ("gpt-oss-20b", "bfloat16", "mxfp4")],
+)
+def test_configuration_is_printed_with_the_format_of_the_published_weights(model, dtype, method, tonnage):
+    written = json.loads(tonnage("models", model, "--config").out)
+    assert written["torch_dtype"] == dtype
+    assert written.get("quantization_config", {}).get("quant_method") == method
 
 
 def test_configuration_needs_an_exact_name(tonnage):

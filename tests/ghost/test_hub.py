@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,6 +69,21 @@ def patched(hub: Hub, monkeypatch: pytest.MonkeyPatch, *, reach: bool, error: Ex
     )
     hub._patch(library)  # type: ignore[arg-type]
     return library
+
+
+def test_an_engine_gets_the_format_of_the_published_weights_and_a_trainer_does_not(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stated(repository: str) -> object:
+        library = patched(hub, monkeypatch, reach=False, error=None)
+        return json.loads(Path(library.hf_hub_download(repository, "config.json")).read_text()).get(
+            "quantization_config"
+        )
+
+    assert stated("openai/gpt-oss-20b") is None
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    assert stated("openai/gpt-oss-120b")["quant_method"] == "mxfp4"  # type: ignore[index]
+    assert stated("Qwen/Qwen3-8B") is None
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
@@ -29,14 +29,21 @@ class Model:
     """URL of the published configuration."""
     note: str = ""
     """Parts that the network has or lacks."""
+    quantization: Mapping[str, Any] = field(default_factory=dict)
+    """The published `quantization_config`, which inference engines load by and training does not apply."""
     date: str
     """Date on which it was looked up, YYYY-MM-DD."""
 
     def config(self) -> dict[str, Any]:
-        """Return a new copy of the configuration, as in config.json."""
+        """Return a new copy of the configuration, as in config.json, of unquantized weights."""
         text = (files("tonnage") / "catalog" / "configs" / f"{self.id}.json").read_text(encoding="utf-8")
         config: dict[str, Any] = json.loads(text)
         return config
+
+    def published_config(self) -> dict[str, Any]:
+        """Return the configuration with the format of the published weights."""
+        quantization = {"quantization_config": dict(self.quantization)} if self.quantization else {}
+        return {**self.config(), "torch_dtype": published_dtype(self), **quantization}
 
 
 def model_names() -> list[str]:
@@ -106,11 +113,15 @@ _ONCE_UNOWNED: Final = ("openai-community", "google-bert", "google-t5")
 """Owners of the Hub's oldest repositories, which their names without an owner still lead to (`gpt2`)."""
 
 
-def hub_repositories() -> dict[str, dict[str, str]]:
-    """Return for each Hub repository, in lower case, the file of its configuration and the dtype of its weights."""
+def hub_repositories() -> dict[str, dict[str, Any]]:
+    """Return for each Hub repository, in lower case, the file of its configuration and the format of its weights."""
     folder = files("tonnage") / "catalog" / "configs"
     repositories = {
-        name: {"config": str(folder / f"{model.id}.json"), "dtype": published_dtype(model)}
+        name: {
+            "config": str(folder / f"{model.id}.json"),
+            "dtype": published_dtype(model),
+            "quantization": dict(model.quantization),
+        }
         for name, model in _models_by_name().items()
         if "/" in name
     }

@@ -24,12 +24,11 @@ def models(
     """
     from dataclasses import asdict
 
-    from tonnage.catalog.models import find_model, model_names, published_dtype
+    from tonnage.catalog.models import find_model, model_names
     from tonnage.cli.answer import emit, print_json
 
     if config:
-        model = _find_exact(search)
-        print_json({**model.config(), "torch_dtype": published_dtype(model)})
+        print_json(_find_exact(search).published_config())
         return 0
     known = [model for model in map(find_model, model_names()) if model is not None]
     chosen = [model for model in known if search is None or _contains(model, search)]

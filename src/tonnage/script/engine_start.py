@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from tonnage.catalog.models import find_model, published_dtype
+from tonnage.catalog.models import find_model
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.estimates.estimate import Advice
@@ -130,7 +130,8 @@ def _why_not(answer: ServingAnswer, python: str | None) -> str | None:
     asked = _asked_version(full.stated.engine)
     if asked and installed.split(".")[: len(asked.split("."))] != asked.split("."):
         return f"{engine} {installed} is installed, and {asked} was asked about"
-    states_format = network.is_quantized and Path(network.model).is_dir()
+    known = find_model(network.model)
+    states_format = network.is_quantized and (known is not None or Path(network.model).is_dir())
     is_online = full.quantization.flags is not None
     if full.quantization.bits < 16 and not is_online and not states_format:
         return f"the engine needs a checkpoint in {full.quantization.name}"
@@ -181,7 +182,7 @@ def _write_model(network: ServedNetwork, folder: Path) -> str:
     known = find_model(network.model)
     if known is not None and network.has_towers:
         return known.hub
-    config = dict(network.config) | ({} if known is None else {"torch_dtype": published_dtype(known)})
+    config = dict(network.config) if known is None else known.published_config()
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return str(folder)

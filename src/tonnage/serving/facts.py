@@ -262,11 +262,6 @@ def has_adapter_words(kind: str) -> bool:
     return kind in _tables()["adapters"]["words"]
 
 
-def published_quantization(name: str) -> str:
-    """Return the format in which a catalog model is published; `none` where it is 16 bits."""
-    return str(_tables()["published"].get(name, "none"))
-
-
 def _newest(entries: list[dict[str, Any]], version: tuple[int, ...]) -> dict[str, Any]:
     """Return the newest entry that is not newer than a version; the oldest, for one before."""
     return ([entry for entry in entries if is_from(version, entry["since"])] or entries[:1])[-1]

@@ -12,12 +12,10 @@ from tonnage.errors import CannotEstimate, UnknownNetwork, UnreadableModel, Usag
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.options import is_amount
-from tonnage.serving.facts import published_quantization
 from tonnage.serving.quantization import (
     NONE,
     Quantization,
     describe_format,
-    find_published,
     find_quantization,
     keeps_fp8_cache,
     read_quantization,
@@ -186,7 +184,7 @@ def read_network(model: str, *, offline: bool = False) -> ServedNetwork:
             f"{model} is a factory; engines serve models with a config.json: give its folder or file."
         )
     known = find_model(model)
-    published = NONE if known is None else find_published(published_quantization(known.id))
+    published = read_quantization(known.quantization) if known is not None and known.quantization else NONE
     file = find_config_file(model)
     stored: tuple[StoredTensor, ...] = ()
     has_fp8_cache = False

@@ -176,11 +176,6 @@ def made_by_transformers(quantization: Quantization, version: tuple[int, ...]) -
     return replace(quantization, keeps_experts=True) if is_made else quantization
 
 
-def find_published(name: str) -> Quantization:
-    """Return the format of this name as checkpoints are published in it: of MXFP4 the experts alone."""
-    return read_quantization({"quant_method": name}) if name == "mxfp4" else find_quantization(name)
-
-
 def describe_format(quantization: Quantization) -> str:
     """Return the format in a word or two that stand before `weights`: `fp8`, `16-bit`."""
     return quantization.name if quantization.bits < NONE.bits else "16-bit"

@@ -1,4 +1,4 @@
-"""What SGLang keeps free of weights and cache: by a rule of its settings, without a look at what a step needs."""
+"""The memory that SGLang keeps free of weights and cache: by a rule of its settings, not by what a step needs."""
 
 from collections.abc import Mapping
 from math import ceil

@@ -8,6 +8,7 @@ that the Hub or its local cache has are taken from there.
 import functools
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,9 @@ from . import made_up_processors, made_up_tokens
 _REACH_SECONDS = 5
 """Time limit of the question whether the Hub can be reached; a download would be tried again for half a minute."""
 
+_ENGINES = ("vllm", "sglang")
+"""Packages that load weights in the format in which they are published."""
+
 _REFUSALS = ("GatedRepoError", "RepositoryNotFoundError", "LocalEntryNotFoundError", "OfflineModeIsEnabled")
 """Errors, by name, with which the Hub withholds a repository; it calls one that may not be seen `not found`."""
 
@@ -27,12 +31,12 @@ _REFUSALS = ("GatedRepoError", "RepositoryNotFoundError", "LocalEntryNotFoundErr
 class Hub:
     """Answers for the files of the catalog's models in one process.
 
-    `catalog` is a JSON document: for each repository, in lower case, the file of its configuration and the dtype of
-    its weights.
+    `catalog` is a JSON document: for each repository, in lower case, the file of its configuration and the format of
+    its weights.  Inference engines load by it; transformers trains 16-bit weights.
     """
 
     def __init__(self, catalog: str, folder: Path) -> None:
-        self._models: dict[str, dict[str, str]] = json.loads(Path(catalog).read_text(encoding="utf-8"))
+        self._models: dict[str, dict[str, Any]] = json.loads(Path(catalog).read_text(encoding="utf-8"))
         self._folder = folder
         self._withheld: set[str] = set()
         self._answered: dict[str, set[str]] = {}
@@ -151,7 +155,7 @@ class Hub:
         known = self._models[_key(repository)]
         config = json.loads(Path(known["config"]).read_text(encoding="utf-8"))
         return {
-            "config.json": lambda: {**config, "torch_dtype": known["dtype"]},
+            "config.json": lambda: {**config, "torch_dtype": known["dtype"], **_quantization(known)},
             **made_up_tokens.files(config, repository),
             **made_up_processors.files(config),
         }
@@ -175,6 +179,12 @@ class Hub:
         for name in self._makers(repository):
             self._write(repository, name)
         return str(self._folder / repository.replace("/", "--"))
+
+
+def _quantization(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the field of a configuration that states the weights' format, for a process with an inference engine."""
+    is_wanted = known["quantization"] and any(name in sys.modules for name in _ENGINES)
+    return {"quantization_config": known["quantization"]} if is_wanted else {}
 
 
 def _key(repository: str) -> str:
