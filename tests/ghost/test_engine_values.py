@@ -217,7 +217,8 @@ def test_the_scales_of_an_8_bit_cache_are_positive():
 
 @pytest.mark.parametrize("completes", ["resolve_once", "__post_init__"])
 @pytest.mark.parametrize("has_tokenizer", [True, False])
-def test_sglang_reads_no_weights_and_needs_no_tokenizer(tmp_path, completes, has_tokenizer):
+def test_sglang_reads_no_weights_and_needs_no_tokenizer(tmp_path, completes, has_tokenizer, monkeypatch):
+    monkeypatch.setenv("TONNAGE_ENGINE", '{"tp_size": 2}')
     if has_tokenizer:
         (tmp_path / "tokenizer.json").write_text("{}")
 
@@ -231,5 +232,7 @@ def test_sglang_reads_no_weights_and_needs_no_tokenizer(tmp_path, completes, has
     setattr(ServerArgs, completes, lambda arguments: seen.append(arguments.load_format))
     policy = Policy()
     serving.patch_server_arguments(policy, SimpleNamespace(ServerArgs=ServerArgs))
-    assert ServerArgs().skip_tokenizer_init is not has_tokenizer
+    arguments = ServerArgs()
+    assert arguments.skip_tokenizer_init is not has_tokenizer
+    assert arguments.tp_size == 2
     assert (seen, policy.used) == (["dummy"], ["weights", *([] if has_tokenizer else ["tokenizer"])])

@@ -138,9 +138,10 @@ def test_a_script_that_ends_by_itself_leaves_its_cores_trace_though_the_core_is_
     assert answer.run.estimate.serving["kv_cache_tokens"] == answer.printed[-1]["blocks"] * 16
 
 
-def test_the_pool_of_a_scheduler_is_the_cache(dry_run: Any) -> None:
-    estimate = dry_run("scheduler.py", "9999", gpu="t4").run.estimate
-    size = 2 * 4 * 10_000 * 8 * 128 * 2
+@pytest.mark.parametrize(("in_windows", "rows"), [((), 10_000), (("7999",), 18_000)])
+def test_the_pools_of_a_scheduler_are_the_cache(dry_run: Any, in_windows: tuple[str, ...], rows: int) -> None:
+    estimate = dry_run("scheduler.py", "9999", *in_windows, gpu="t4").run.estimate
+    size = 2 * 4 * rows * 8 * 128 * 2
     assert estimate.serving["engine"] == "sglang 9.9"
     assert {name: estimate.serving[name] for name in ("kv_cache_tokens", "block_tokens", "blocks", "max_len")} == {
         "kv_cache_tokens": 9999,
@@ -149,7 +150,9 @@ def test_the_pool_of_a_scheduler_is_the_cache(dry_run: Any) -> None:
         "max_len": 4096,
     }
     assert estimate.serving["kv_cache_bytes"] == size
-    assert size <= estimate.peak.by_category["kv_cache"] < size + 8 * 2 * MIB
+    assert (estimate.serving["weights_bytes"], estimate.serving["graphs_bytes"]) == (2560 * MIB, 1792 * MIB)
+    assert estimate.serving["concurrency"] == pytest.approx(9999 / 4096)
+    assert size <= estimate.peak.by_category["kv_cache"] < size + 16 * 2 * MIB
 
 
 def test_an_engine_without_room_does_not_start_in_its_own_words(dry_run: Any, folder: str) -> None:

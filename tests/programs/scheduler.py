@@ -1,4 +1,4 @@
-"""Start a small engine with SGLang's names: `scheduler.py TOKENS`."""
+"""Start a small engine with SGLang's names: `scheduler.py TOKENS [TOKENS IN WINDOWS]`."""
 
 import logging
 import sys
@@ -13,4 +13,4 @@ from sglang.srt.managers.scheduler import Scheduler
 logging.basicConfig(level=logging.INFO)
 
 with torch.inference_mode():
-    scheduler = Scheduler(int(sys.argv[1]))
+    scheduler = Scheduler(*map(int, sys.argv[1:]))

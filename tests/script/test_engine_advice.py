@@ -15,9 +15,16 @@ from tonnage.serving.answer import Serving
 WORDS = "To serve at least one request, 16.0 GiB is needed; the estimated maximum model length is 49,552. Try ..."
 
 
-def refused(words: str, *, weights_bytes: int = 16 << 30, activation_bytes: int = 1 << 30, **arguments):
+def refused(
+    words: str,
+    *,
+    engine: str = "vllm 0.33.0",
+    weights_bytes: int = 16 << 30,
+    activation_bytes: int = 1 << 30,
+    **arguments: object,
+):
     told = Serving(
-        engine="vllm 0.33.0",
+        engine=engine,
         starts=False,
         error=words,
         weights_bytes=weights_bytes,
@@ -35,6 +42,17 @@ def test_the_engines_own_estimate_of_the_length_comes_first():
         {"kv_cache_dtype": "fp8"},
         {"quantization": "fp8"},
         {"gpu_memory_utilization": 0.95},
+    ]
+
+
+def test_sglang_is_asked_in_its_own_words():
+    told = {"mem_fraction_static": 0.7, "tp_size": 1}
+    estimate = refused("Not enough memory.", engine="sglang 0.5.23", **told)
+    assert list_changes(estimate, parse_cluster("2xh100-80gb")) == [
+        {"tp_size": 2},
+        {"kv_cache_dtype": "fp8_e4m3"},
+        {"quantization": "fp8"},
+        {"mem_fraction_static": 0.95},
     ]
 
 
@@ -58,6 +76,8 @@ def test_a_large_profile_run_is_made_smaller():
         ),
         ("vllm serve m --max-model-len 9 --port 1", "vllm serve m --max-model-len 8 --port 1"),
         ("vllm serve m --max-model-len=9", "vllm serve m --max-model-len 8"),
+        ("sglang serve --model-path m", "sglang serve --model-path m --max-model-len 8"),
+        ("python -m sglang.launch_server", "python -m sglang.launch_server --max-model-len 8"),
         ("python own.py", "python own.py  # with max_model_len=8 in the code"),
     ],
 )

@@ -1,16 +1,21 @@
 """SGLang's pool in closed form beside its start-ups on the ghost (0.5.23, `tests/ghost/test_sglang_start.py`)."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tonnage.catalog.devices import parse_cluster
+from tonnage.catalog.models import find_model
+from tonnage.errors import CannotEstimate
+from tonnage.serving.asking import read_served
 from tonnage.serving.closed_form import ServingEstimate, estimate_serving
-from tonnage.serving.network import read_network
 from tonnage.serving.settings import ServeSettings
 
 
 def ask(model: str, gpu: str, **settings: object) -> ServingEstimate:
     stated = ServeSettings(**{"engine": "sglang@0.5.23", "max_len": 8192, **settings})  # type: ignore[arg-type]
-    return estimate_serving(read_network(model, offline=True), stated, parse_cluster(gpu))
+    return estimate_serving(read_served(model, stated, offline=True), stated, parse_cluster(gpu))
 
 
 @pytest.mark.parametrize(
@@ -25,6 +30,9 @@ def ask(model: str, gpu: str, **settings: object) -> ServingEstimate:
         ("qwen3-30b-a3b", "h100-80gb", {}, 89_496),
         ("deepseek-v2-lite", "h100-80gb", {}, 1_195_093),
         ("gemma-2-2b", "h100-80gb", {}, 606_211),
+        ("llama-3.1-8b", "b200", {}, 1_119_808),
+        ("qwen2.5-vl-7b", "h100-80gb", {}, 805_131),
+        ("llama-3.1-8b", "h100-80gb", {"kv_dtype": "fp8"}, 820_581),
     ],
     ids=str,
 )
@@ -38,6 +46,39 @@ def test_as_its_start_on_the_ghost(model: str, gpu: str, settings: dict[str, obj
 @pytest.mark.parametrize(("gpu", "chunk"), [("t4", 2048), ("l4", 4096), ("h100-80gb", 8192)])
 def test_it_takes_what_a_card_of_its_size_can(gpu: str, chunk: int) -> None:
     assert ask("llama-3.2-1b", gpu).settings.max_batched_tokens == chunk
+
+
+def test_layers_with_a_window_have_a_pool_of_their_own(tmp_path: Path) -> None:
+    """gpt-oss-20b in 16 bits, half of whose layers see 128 tokens."""
+    model = find_model("gpt-oss-20b")
+    assert model is not None
+    (tmp_path / "config.json").write_text(json.dumps(model.config()))
+    assert ask(str(tmp_path), "h100-80gb").serving.kv_cache_tokens == pytest.approx(629_767, rel=0.01)
+
+
+def test_states_of_fixed_size_have_a_part_of_the_pool(tmp_path: Path) -> None:
+    """Eight layers of Qwen3-Next's usual widths: 5,563,501 tokens, and 318 requests together by their states."""
+    network = {
+        **{"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"], "num_hidden_layers": 8},
+        **{"hidden_size": 2048, "intermediate_size": 5632, "vocab_size": 151936, "full_attention_interval": 4},
+        **{"num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32768},
+        **{"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512, "decoder_sparse_step": 1},
+        **{"shared_expert_intermediate_size": 512, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128},
+        **{"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128},
+        **{"rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 10000.0, "rope_type": "default"}},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(network))
+    estimate = ask(str(tmp_path), "h100-80gb", eager=True)
+    assert estimate.serving.kv_cache_tokens == pytest.approx(5_563_501, rel=0.003)
+    assert estimate.settings.max_seqs == pytest.approx(318, rel=0.01)
+
+
+def test_a_network_of_states_alone_is_not_known(tmp_path: Path) -> None:
+    network = {"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"], "num_hidden_layers": 4}
+    network |= {"hidden_size": 512, "vocab_size": 1024, "num_heads": 16, "head_dim": 64, "state_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(network))
+    with pytest.raises(CannotEstimate, match="states alone is not known; name vllm"):
+        ask(str(tmp_path), "h100-80gb")
 
 
 def test_a_smaller_chunk_and_fewer_sequences_leave_more_to_the_pool() -> None:

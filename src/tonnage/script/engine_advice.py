@@ -34,6 +34,9 @@ _UTILIZATION: Final = 0.95
 _FP8_CAPABILITY: Final = (8, 9)
 """Compute capability from which tensor cores multiply fp8."""
 
+_ARGUMENTS: Final = ("tensor_parallel_size", "kv_cache_dtype", "quantization", "gpu_memory_utilization")
+"""Arguments that decide what is tried, by vLLM's names."""
+
 _MATHEMATICS: Final = frozenset(("kv_cache_dtype", "quantization"))
 """Arguments whose change makes an engine compute something else."""
 
@@ -41,20 +44,37 @@ _FEW_SEQUENCES: Final = 64
 _FEW_TOKENS: Final = 2048
 """Sequences and tokens of a step that are tried where the profile run takes much."""
 
-_SERVER: Final = "vllm.entrypoints.openai.api_server"
-"""Module that serves, as `vllm serve` does."""
+_SERVERS: Final = {"vllm": "vllm.entrypoints.openai.api_server", "sglang": "sglang.launch_server"}
+"""Modules that serve, as `vllm serve` does."""
 
+_WORDS: Final = {
+    "sglang": {
+        "max_model_len": "context_length",
+        "tensor_parallel_size": "tp_size",
+        "gpu_memory_utilization": "mem_fraction_static",
+        "max_num_seqs": "max_running_requests",
+        "max_num_batched_tokens": "chunked_prefill_size",
+    }
+}
+"""Arguments of other engines by vLLM's names, where they differ."""
 
-_EAGER: Final = ("--enforce-eager", "-O0", "-cc.mode=none")
+_FP8: Final = {"vllm": "fp8", "sglang": "fp8_e4m3"}
+"""Word for a cache in 8-bit floats."""
+
+_EAGER: Final = ("--enforce-eager", "-O0", "-cc.mode=none", "--disable-cuda-graph")
 """Flags with which a server compiles nothing and captures no graphs."""
+
+_WITHOUT_GRAPHS: Final = {"vllm": "enforce_eager", "sglang": "disable_cuda_graph"}
+"""Argument that says so."""
 
 
 def say_eager_answer(asked: Asked, progress: Callable[[str], None]) -> None:
     """Tell what a server holds without compiled code and graphs, with which its start takes about twice as long."""
-    if not _is_server(asked.command) or not set(_EAGER).isdisjoint(asked.command):
+    engine = _server(asked.command)
+    if engine is None or not set(_EAGER).isdisjoint(asked.command):
         return
     try:
-        estimate = _run(replace(asked, requests=None), {"enforce_eager": True}, progress)
+        estimate = _run(replace(asked, requests=None), {_WITHOUT_GRAPHS[engine]: True}, progress)
     except TonnageError:
         return  # the start as it was typed tells why
     if estimate.serving is None or not used_card(estimate):
@@ -66,24 +86,27 @@ def say_eager_answer(asked: Asked, progress: Callable[[str], None]) -> None:
 
 def list_changes(estimate: Estimate, cluster: Cluster) -> list[dict[str, Any]]:
     """Return arguments that may make the engine of an estimate start, the most likely first."""
-    serving, arguments = estimate.serving or {}, estimate.job.get("engine") or {}
+    serving, stated = estimate.serving or {}, estimate.job.get("engine") or {}
+    engine = str(serving.get("engine")).partition(" ")[0]
+    words = _WORDS.get(engine, {})
+    arguments = {name: stated.get(words.get(name, name)) for name in _ARGUMENTS}
     longest = _LONGEST.search(str(serving.get("error")))
     changes: list[dict[str, Any]] = []
     if longest is not None:
         changes.append({"max_model_len": int(longest[1].replace(",", ""))})
-    degree = int(arguments.get("tensor_parallel_size") or 1)
+    degree = int(arguments["tensor_parallel_size"] or 1)
     if 2 * degree <= cluster.gpus_per_node:
         changes.append({"tensor_parallel_size": 2 * degree})
     has_fp8 = cluster.device.capability >= _FP8_CAPABILITY
-    if has_fp8 and arguments.get("kv_cache_dtype", "auto") == "auto" and estimate.oom is None:
-        changes.append({"kv_cache_dtype": "fp8"})
-    if has_fp8 and arguments.get("quantization") is None:
+    if has_fp8 and (arguments["kv_cache_dtype"] or "auto") == "auto" and estimate.oom is None:
+        changes.append({"kv_cache_dtype": _FP8.get(engine, "fp8")})
+    if has_fp8 and arguments["quantization"] is None:
         changes.append({"quantization": "fp8"})
-    if float(arguments.get("gpu_memory_utilization") or 1) < _UTILIZATION and estimate.oom is None:
+    if float(arguments["gpu_memory_utilization"] or 1) < _UTILIZATION and estimate.oom is None:
         changes.append({"gpu_memory_utilization": _UTILIZATION})
     if (serving.get("activation_bytes") or 0) > (serving.get("weights_bytes") or 0) // 8:
         changes.append({"max_num_seqs": _FEW_SEQUENCES, "max_num_batched_tokens": _FEW_TOKENS})
-    return changes
+    return [{words.get(name, name): value for name, value in change.items()} for change in changes]
 
 
 def used_card(estimate: Estimate) -> bool:
@@ -144,7 +167,7 @@ def spell_flags(change: Mapping[str, Any]) -> list[str]:
 
 def spell_command(command: Sequence[str], change: Mapping[str, Any]) -> str:
     """Return the command with flags, in place of those that it has; a script of the user's has them in its code."""
-    if not _is_server(command):
+    if _server(command) is None:
         said = ", ".join(f"{name}={value!r}" for name, value in change.items())
         return f"{shlex.join(command)}  # with {said} in the code"
     words = list(command)
@@ -153,10 +176,13 @@ def spell_command(command: Sequence[str], change: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _is_server(command: Sequence[str]) -> bool:
-    """Return True if the flags of a command are the engine's arguments."""
-    serves = any(Path(program).name == "vllm" and word == "serve" for program, word in pairwise(command))
-    return serves or _SERVER in command
+def _server(command: Sequence[str]) -> str | None:
+    """Return the engine whose arguments the flags of a command are; None for a script of the user's."""
+    for engine, module in _SERVERS.items():
+        serves = any(Path(program).name == engine and word == "serve" for program, word in pairwise(command))
+        if serves or module in command:
+            return engine
+    return None
 
 
 def _flag(name: str) -> str:

@@ -20,7 +20,7 @@ from tonnage.units import format_size
 _REFUSALS: Final = ("ValueError", "ValidationError", "MemoryError", "OutOfMemoryError")
 """Errors by which an engine refuses a configuration, or runs out of memory; any other is a failure of the command."""
 
-_SHORT_OF_MEMORY: Final = ("not enough memory", "out of memory", "No available memory")
+_SHORT_OF_MEMORY: Final = ("not enough memory", "not enough GPU memory", "out of memory", "no available memory")
 """Words of an error of another class that is about memory."""
 
 _BY_WORST: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {

@@ -142,7 +142,7 @@ def estimate_serving(network: ServedNetwork, settings: ServeSettings, cluster: C
     _check_generates(network)
     frees_chunks = full.engine.name == "vllm" and vllm_facts(full.engine.version).frees_chunks
     text_layers = read_layers(
-        network.config,
+        sglang.with_state_dtype(network.config) if full.engine.name == "sglang" else network.config,
         element_bytes=full.kv_element_bytes,
         tp=settings.tp,
         frees_chunks=frees_chunks,
@@ -155,6 +155,10 @@ def estimate_serving(network: ServedNetwork, settings: ServeSettings, cluster: C
     needed = max(memory.layout.request_bytes(request) for memory in memories)
     longest = min(memory.layout.longest(memory.pool_bytes, request) for memory in memories)
     error = _why_not(full, network, worst, needed, longest)
+    if full.engine.name == "sglang" and error is None:
+        pool = worst.layout.fill(worst.pool_bytes)
+        most = sglang.running_requests(pool, text_layers, max_len=full.max_len, stated=settings.max_seqs)
+        full = replace(full, max_seqs=most)
     return ServingEstimate(
         serving=_answer(full, worst, request, error),
         network=network,
@@ -242,7 +246,8 @@ def _stage_memory(
     block_layers = layers[stage.start : stage.stop] if len(layers) == shape.layers else layers
     pages = PAGE_TOKENS if full.engine.name == "transformers" else stated.block_tokens
     block_layers = (*block_layers, *draft_layers(network, full, block_layers))
-    layout = lay_out(block_layers, pages, _request(full).copied_states)
+    paged = sglang.kept_layers(block_layers, _kind(network)) if full.engine.name == "sglang" else block_layers
+    layout = lay_out(paged, pages, _request(full).copied_states)
     estimated = estimated_graphs(captured) if facts.graphs_in_budget else none
     low, pool, high = _pool_bytes(full, weights, profile, outside, estimated, network, block_layers)
     return StageMemory(
@@ -400,7 +405,8 @@ def _pool_bytes(
     free = device.capacity_bytes - full.first_bytes
     if full.engine.name == "sglang":
         typical = int(free * full.utilization) - weights - sglang.towers_bytes(network)
-        margin = int(abs(typical) * sglang.facts()["interval"])
+        typical = int(typical * sglang.part_for_tokens(layers))
+        margin = int(abs(typical) * sglang.interval(full.quantization))
         return typical - margin, typical, typical + margin
     assert network.shape is not None
     cache = plan_sectors(
@@ -502,6 +508,8 @@ def _answer(full: FullSettings, worst: StageMemory, request: Request, error: str
 
     pool = worst.layout.fill(worst.pool_bytes)
     concurrency = pool.concurrency(request)
+    if full.engine.name == "sglang":
+        concurrency = min(concurrency, full.max_seqs)
     return Serving(
         engine=f"{SOURCE} of {full.engine}",
         starts=error is None,

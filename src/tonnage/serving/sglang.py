@@ -1,12 +1,16 @@
 """The memory that SGLang keeps free of weights and cache: by a rule of its settings, not by what a step needs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import ceil
 from typing import Any, Final
 
 from tonnage.cluster import Device
+from tonnage.errors import CannotEstimate
 from tonnage.serving.facts import engine_facts
+from tonnage.serving.kv_cache import LayerCache, Pool, Request
 from tonnage.serving.network import ServedNetwork
+from tonnage.serving.quantization import Quantization
 from tonnage.units import GIB, MIB
 
 TABLE_BYTES: Final = 4
@@ -47,6 +51,58 @@ def usual_part(
     if total_mib > rule["large_mib"]:
         reserved = max(reserved, rule["least_of_large_mib"])
     return float(round(1 - reserved / total_mib, 3) * _part_beside_tower(network))
+
+
+def with_state_dtype(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration that states the dtype of a recurrent state: fp32, where it states none."""
+    stated = {"mamba_ssm_dtype": "float32", **config}
+    text = config.get("text_config")
+    return {**stated, "text_config": with_state_dtype(text)} if isinstance(text, Mapping) else stated
+
+
+def kept_layers(layers: Sequence[LayerCache], kind: str) -> tuple[LayerCache, ...]:
+    """Return the layers whose keys and values lie in the pool, which is divided by tokens.
+
+    A layer with a window keeps all tokens; for some kinds of networks it has a pool of its own for fewer.  Raises
+    CannotEstimate for a network of states alone.
+    """
+    rule = facts()["windows"]
+    part = rule["part"] if kind in rule["kinds"] else 1.0
+    kept = tuple(
+        layer
+        if layer.kind == "full"
+        else replace(layer, kind="full", window=0, token_bytes=int(part * layer.token_bytes))
+        for layer in layers
+        if layer.kind != "state"
+    )
+    if layers and not kept:
+        raise CannotEstimate("What SGLang keeps of a network of states alone is not known; name vllm with --engine.")
+    return kept
+
+
+def part_for_tokens(layers: Sequence[LayerCache]) -> float:
+    """Return the part of the pool that is for keys and values; the rest is for states of fixed size."""
+    has_states = any(layer.kind == "state" for layer in layers)
+    return float(1 / (1 + facts()["states_by_tokens"])) if has_states else 1.0
+
+
+def running_requests(pool: Pool, layers: Sequence[LayerCache], *, max_len: int, stated: int | None) -> int:
+    """Return the requests that run together at most: the `stated` ones, or by the tokens; fewer beside states."""
+    rule = facts()
+    tokens = pool.tokens(Request(length=max_len, batched_tokens=0))
+    usual = max(rule["sequences"], min(rule["most_sequences"], int(tokens / max_len * rule["sequences_of_longest"])))
+    most = stated or min(usual, tokens // 2)
+    state_bytes = sum(layer.state_bytes for layer in layers)
+    if state_bytes:
+        states = int(rule["states_by_tokens"] * pool.bytes / state_bytes) - 1
+        most = min(most, states // rule["states_of_request"])
+    return max(0, most)
+
+
+def interval(quantization: Quantization) -> float:
+    """Return by which part of itself the pool may be larger or smaller."""
+    by_format = facts()["interval"]
+    return float(by_format.get(quantization.name, by_format["any"]))
 
 
 def towers_bytes(network: ServedNetwork) -> int:

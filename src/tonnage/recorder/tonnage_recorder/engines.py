@@ -47,11 +47,17 @@ _PARTS = (
 )
 """Methods in other processes, or before that constructor, whose errors are why an engine does not start."""
 
-_ARGUMENTS = (
-    *("max_model_len", "gpu_memory_utilization", "kv_cache_dtype", "quantization", "tensor_parallel_size"),
-    *("max_num_seqs", "max_num_batched_tokens"),
-)
-"""Arguments of vLLM that decide whether it starts."""
+_ARGUMENTS = {
+    "vllm": (
+        *("max_model_len", "gpu_memory_utilization", "kv_cache_dtype", "quantization", "tensor_parallel_size"),
+        *("max_num_seqs", "max_num_batched_tokens"),
+    ),
+    "sglang": (
+        *("context_length", "mem_fraction_static", "kv_cache_dtype", "quantization", "tp_size"),
+        *("max_running_requests", "chunked_prefill_size"),
+    ),
+}
+"""Arguments that decide whether an engine starts."""
 
 _MOST_WORDS = 400
 """Characters of a line of the log that are kept."""
@@ -67,6 +73,10 @@ _WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (rf"torch\.compile{_ANYTHING} t(?:ook|akes) {_NUMBER} s in total", ("compile_seconds",)),
     (rf"\bmax_total_num_tokens={_NUMBER}", ("kv_cache_tokens",)),
     (rf"\bcontext_len={_NUMBER}", ("max_len",)),
+    (rf"\bmax_running_requests={_NUMBER}", ("running_requests",)),
+    (rf"Load weight end{_ANYTHING} mem usage={_NUMBER} GB", ("weights_gib",)),
+    (rf"Capture target prefill CUDA graph end{_ANYTHING} mem usage={_NUMBER} GB", ("prefill_graphs_gib",)),
+    (rf"Capture target decode CUDA graph end{_ANYTHING} mem usage={_NUMBER} GB", ("decode_graphs_gib",)),
     (rf"K size: {_NUMBER} GB, V size: {_NUMBER} GB", ("keys_gib", "values_gib")),
 )
 """What engines say in their log, and the facts that it states; SGLang's GB are GiB."""
@@ -106,6 +116,7 @@ class Engines:
         for module, name, methods in _PARTS:
             after_import(module, functools.partial(self._hear_parts, name, methods))
         after_import("vllm.engine.arg_utils", self._hear_arguments)
+        after_import("sglang.srt.server_args", self._hear_server_arguments)
         after_import("vllm.v1.worker.gpu_worker", self._hear_worker)
         after_import("vllm.device_allocator.cumem", self._hear_sleep)
         after_import("uvicorn.server", self._hear_server)
@@ -222,11 +233,7 @@ class Engines:
 
         @functools.wraps(create)
         def create_engine_config(arguments: Any, *args: Any, **kwargs: Any) -> Any:
-            values = {name: getattr(arguments, name, None) for name in _ARGUMENTS}
-            words = {
-                name: value if isinstance(value, int | float | None) else str(value) for name, value in values.items()
-            }
-            self.note(arguments=words)
+            self.note(arguments=_stated(arguments, "vllm"))
             return create(arguments, *args, **kwargs)
 
         module.EngineArgs.create_engine_config = create_engine_config
@@ -352,15 +359,48 @@ class Engines:
 
     # ---- SGLang ------------------------------------------------------------------------------------------------
 
+    def _hear_server_arguments(self, module: ModuleType) -> None:
+        kind = module.ServerArgs
+        for name in ("__post_init__", "resolve_once"):
+            complete = getattr(kind, name, None)
+            if complete is not None:
+                setattr(kind, name, self._noting_arguments(complete))
+
+    def _noting_arguments(self, complete: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(complete)
+        def completed(arguments: Any) -> Any:
+            if "arguments" not in self.facts:
+                self.note(arguments=_stated(arguments, "sglang"))
+            return complete(arguments)
+
+        return completed
+
     def _note_pool(self, core: Any) -> None:
-        """Claim the KV cache of SGLang's scheduler, and note its bytes and pages; another engine's core has none."""
-        pool = getattr(getattr(getattr(core, "tp_worker", None), "model_runner", None), "token_to_kv_pool", None)
+        """Claim the KV cache of SGLang's scheduler, and note its bytes and pages; another engine's core has none.
+
+        A network with layers that keep windows has several pools in one; states of fixed size lie beside it.
+        """
+        runner = getattr(getattr(core, "tp_worker", None), "model_runner", None)
+        pool = getattr(runner, "token_to_kv_pool", None)
         if pool is None:
             return
-        held = self._claim(tensors_in(vars(pool), self._watch.torch.Tensor))
+        parts = [vars(part) for part in (pool, *vars(pool).values()) if _package(part) == _package(pool)]
+        held = self._claim(tensors_in(parts, self._watch.torch.Tensor))
+        states = getattr(getattr(getattr(runner, "req_to_token_pool", None), "mamba_pool", None), "mamba_cache", None)
+        if states is not None:
+            self._claim(tensors_in(vars(states), self._watch.torch.Tensor))
         page, tokens = getattr(pool, "page_size", None), getattr(pool, "size", None)
         pages = tokens // page if page and tokens else None
-        self.note(kv_cache_bytes=held, block_tokens=page, blocks=pages)
+        known, longest = (self.facts.get(name) for name in ("kv_cache_tokens", "max_len"))
+        running = self.facts.pop("running_requests", float("inf"))
+        graphs = [self.facts.pop(f"{phase}_graphs_bytes", 0) for phase in ("prefill", "decode")]
+        self.note(
+            kv_cache_bytes=held,
+            block_tokens=page,
+            blocks=pages,
+            graphs_bytes=sum(graphs),
+            **({"concurrency": min(known / longest, running)} if known and longest else {}),
+        )
 
     # ---- transformers ------------------------------------------------------------------------------------------
 
@@ -458,6 +498,17 @@ class Engines:
         return sum(count for _, count in held.values())
 
 
+def _package(thing: Any) -> str:
+    """Return the package of an object's class."""
+    return type(thing).__module__.partition(".")[0]
+
+
+def _stated(arguments: Any, engine: str) -> dict[str, Any]:
+    """Return the arguments of an engine that decide whether it starts, as plain values."""
+    values = {name: getattr(arguments, name, None) for name in _ARGUMENTS[engine]}
+    return {name: value if isinstance(value, int | float | None) else str(value) for name, value in values.items()}
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     """Return the numbers at the beginning of a version."""
     return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
@@ -477,10 +528,10 @@ def read_words(message: str) -> dict[str, Any]:
         if match is not None:
             facts |= zip(names, (float(text.replace(",", "")) for text in match.groups()), strict=True)
     seconds = facts.pop("compile_seconds", None)
-    graphs, keys, values = (facts.pop(name, None) for name in ("graphs_gib", "keys_gib", "values_gib"))
+    keys, values = (facts.pop(name, None) for name in ("keys_gib", "values_gib"))
+    sizes = {name: facts.pop(name) for name in list(facts) if name.endswith("_gib")}
     told: dict[str, Any] = {name: value if name == "concurrency" else int(value) for name, value in facts.items()}
-    if graphs is not None:
-        told["graphs_bytes"] = round(graphs * _GIB)
+    told |= {name.replace("_gib", "_bytes"): round(size * _GIB) for name, size in sizes.items()}
     if keys is not None and values is not None:
         told["kv_cache_bytes"] = round((keys + values) * _GIB)
     if seconds is not None:

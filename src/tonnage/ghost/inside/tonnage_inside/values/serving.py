@@ -40,12 +40,10 @@ def patch_arguments(policy: Policy, module: ModuleType) -> None:
     TONNAGE_ENGINE, a JSON object, has arguments that are tried instead of the program's own.
     """
     create = module.EngineArgs.create_engine_config
-    wanted = json.loads(os.environ.get("TONNAGE_ENGINE", "{}"))
 
     @functools.wraps(create)
     def create_engine_config(arguments: Any, *args: Any, **kwargs: Any) -> Any:
-        for name, value in wanted.items():
-            setattr(arguments, name, value)
+        _change(arguments)
         _read_nothing(policy, arguments, arguments.tokenizer or arguments.model)
         return create(arguments, *args, **kwargs)
 
@@ -61,10 +59,17 @@ def patch_server_arguments(policy: Policy, module: ModuleType) -> None:
     @functools.wraps(complete)
     def completed(arguments: Any) -> Any:
         if not getattr(arguments, "_resolution_finished", False):
+            _change(arguments)
             _read_nothing(policy, arguments, arguments.tokenizer_path or arguments.model_path)
         return complete(arguments)
 
     setattr(kind, name, completed)
+
+
+def _change(arguments: Any) -> None:
+    """Set the arguments that are tried."""
+    for name, value in json.loads(os.environ.get("TONNAGE_ENGINE", "{}")).items():
+        setattr(arguments, name, value)
 
 
 def _read_nothing(policy: Policy, arguments: Any, folder: str) -> None:
