@@ -9,40 +9,33 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tonnage.cluster import Cluster
-from tonnage.errors import CannotEstimate, UsageError
-from tonnage.model import text_part
+from tonnage.errors import UsageError
 from tonnage.serving import sglang
 from tonnage.serving.answer import Serving
 from tonnage.serving.cache_layers import read_layers
-from tonnage.serving.extras import check_extras, describe_extras, draft_layers, extra_weights
+from tonnage.serving.extras import check_extras, describe_extras, draft_layers
 from tonnage.serving.facts import (
     Interval,
     VllmFacts,
     estimated_graphs,
     first_without,
     graphs,
-    is_by_transformers,
     is_from,
     least_capability,
     outside_torch,
     parse_engine,
     quantizes_from,
     reads_fp8_cache,
-    router_bytes,
     runs_second,
-    unsplit_bytes,
     vllm_facts,
     with_second_runner,
 )
 from tonnage.serving.kv_cache import LayerCache, Layout, Pool, Request, lay_out, split_stages
 from tonnage.serving.network import ServedNetwork, generates_no_text
 from tonnage.serving.profile import ProfilePeak, context_tokens, cublas_workspace_bytes, profile_peak
+from tonnage.serving.rank_weights import known_shape, weights_by_part
 from tonnage.serving.settings import BF16_CAPABILITY, FullSettings, ServeSettings, complete
-from tonnage.serving.stored_weights import Share, stored_bytes
-from tonnage.serving.towers import elements_on_rank, tower_ranks
 from tonnage.serving.transformers_cache import PAGE_TOKENS, plan_sectors
-from tonnage.serving.weights import MADE_AT_START, Weight, list_weights
-from tonnage.timing.shape import Shape
 from tonnage.units import GIB, format_gib
 
 SOURCE: Final = "closed form"
@@ -53,9 +46,6 @@ _OTHER_HEADS: Final = re.compile(
     r"\w+Segmentation|DepthEstimation|SequenceEmbedding|Retrieval)$"
 )
 """Ends of the names of transformers' classes whose head gives no words of an answer."""
-
-_LEVELS: Final = "deepstack_visual_indexes"
-"""Levels of Qwen3-VL's tower that layers of the text take: vLLM keeps a buffer of a step for each."""
 
 _RUN_IN_FP32: Final = ("compressed-tensors",)
 """Methods of quantized weights that vLLM computes in fp32 too (`get_supported_act_dtypes`, 0.33.0)."""
@@ -167,7 +157,7 @@ def estimate_serving(network: ServedNetwork, settings: ServeSettings, cluster: C
         worst=worst,
         request_bytes=needed,
         longest=longest,
-        weights_by_part=_by_part(network, full, stages[worst.stage]),
+        weights_by_part=weights_by_part(network, full, stages[worst.stage]),
         modelled=_modelled(full),
         assumed=(
             *_assumed(network, full, cluster),
@@ -214,9 +204,9 @@ def _stage_memory(
     layers: tuple[LayerCache, ...],
 ) -> StageMemory:
     stage, stated = stages[index], full.stated
-    weights = sum(_by_part(network, full, stage).values())
+    weights = sum(weights_by_part(network, full, stage).values())
     facts = _profile_facts(network, full, layers)
-    shape = _known_shape(network)
+    shape = known_shape(network)
     samples = index == len(stages) - 1
     profile = profile_peak(
         shape,
@@ -246,7 +236,7 @@ def _stage_memory(
     block_layers = layers[stage.start : stage.stop] if len(layers) == shape.layers else layers
     pages = PAGE_TOKENS if full.engine.name == "transformers" else stated.block_tokens
     block_layers = (*block_layers, *draft_layers(network, full, block_layers))
-    paged = sglang.kept_layers(block_layers, _kind(network)) if full.engine.name == "sglang" else block_layers
+    paged = sglang.kept_layers(block_layers, network.text_kind) if full.engine.name == "sglang" else block_layers
     layout = lay_out(paged, pages, _request(full).copied_states)
     estimated = estimated_graphs(captured) if facts.graphs_in_budget else none
     low, pool, high = _pool_bytes(full, weights, profile, outside, estimated, network, block_layers)
@@ -270,108 +260,12 @@ def _profile_facts(network: ServedNetwork, full: FullSettings, layers: tuple[Lay
     facts = vllm_facts(full.engine.version)
     second = runs_second(
         full.engine.version,
-        _kind(network),
+        network.text_kind,
         has_experts=network.shape is not None and network.shape.experts > 0,
         has_states=any(layer.kind == "state" for layer in layers),
         quantized=full.quantization.bits < 16,
     )
     return with_second_runner(facts, full.engine.version, full.device.capability) if second else facts
-
-
-def _by_part(network: ServedNetwork, full: FullSettings, stage: range) -> dict[str, int]:
-    """Return the bytes of the weights of one rank of a stage by role."""
-    stated = full.stated
-    ep = full.expert_ranks if stated.ep > 1 else 1
-    try:
-        return {**_own_parts(network, full, stage, ep), **extra_weights(network, full, stage, ep=ep)}
-    except ValueError as error:
-        degrees = ", ".join(f"--{name} {value}" for name in ("tp", "dp") if (value := getattr(stated, name)) > 1)
-        raise UsageError(f"{degrees}: {error}.") from None
-
-
-def _known_shape(network: ServedNetwork) -> Shape:
-    """Return the widths of the layers.  Raises CannotEstimate where they, or the weights, are not known."""
-    kind = network.config.get("model_type")
-    if not network.stored and (network.shape is None or network.tower_elements is None):
-        raise CannotEstimate(
-            f"The weights of a {kind!r} network are not known; give its folder with safetensors files."
-        )
-    if network.shape is None:
-        raise CannotEstimate(
-            f"The layers of a {kind!r} network are not known, so neither is the peak of a step; run its engine: "
-            "tonnage dry-run --gpu NAME -- vllm serve MODEL."
-        )
-    return network.shape
-
-
-def _own_parts(network: ServedNetwork, full: FullSettings, stage: range, ep: int) -> dict[str, int]:
-    """Return the bytes of the network's own weights.  Raises ValueError for degrees that do not divide them."""
-    stated, shape = full.stated, _known_shape(network)
-    encoder_tp = 1 if stated.mm_encoder_tp_mode == "data" else stated.tp
-    of_router = router_bytes(_kind(network)) if full.engine.name == "vllm" else None
-    expert_tp = stated.tp * (stated.dp if shape.experts and stated.ep == 1 else 1)
-    weights = list_weights(
-        shape,
-        tp=stated.tp,
-        expert_tp=expert_tp,
-        ep=ep,
-        layers=stage,
-        positions=network.rotary_rows if _has_tables(network, full) else 0,
-        rotating=network.rotating_part,
-        table_bytes=sglang.TABLE_BYTES if full.engine.name == "sglang" else None,
-        padded_experts=full.quantization.name == "mxfp4",
-        router_bytes=of_router,
-    )
-
-    unsplit = unsplit_bytes(full.engine)
-
-    def bytes_of(weight: Weight) -> int:
-        return weight.bytes(full.quantization, element_bytes=full.element_bytes, unsplit_bytes=unsplit)
-
-    if network.stored:
-        share = Share(
-            layers=stage,
-            is_last=stage.stop == shape.layers,
-            tp=stated.tp,
-            experts=ep if ep > 1 else expert_tp,
-            kv_heads=shape.kv_heads,
-            tied=shape.tied,
-            tower=tower_ranks(network.config, encoder_tp),
-        )
-        parts = stored_bytes(
-            network.stored,
-            full.quantization,
-            network.stored_as,
-            share,
-            element_bytes=full.element_bytes,
-            router_bytes=of_router,
-            allocated=True,
-        )
-        if full.quantization.experts_only:  # the engine pads them
-            parts["experts"] = sum(bytes_of(weight) for weight in weights if weight.kind == "expert")
-        made = [weight for weight in weights if weight.name in MADE_AT_START and not network.is_rough]
-        return {**parts, **{weight.name: bytes_of(weight) for weight in made}}
-    parts = {}
-    for weight in weights:
-        parts[weight.name] = parts.get(weight.name, 0) + bytes_of(weight)
-    if network.tower_elements and stage.start == 0:
-        held = elements_on_rank(network.config, network.tower_elements, encoder_tp)
-        parts["towers"] = full.element_bytes * held
-        levels = len(dict(network.config.get("vision_config") or {}).get(_LEVELS) or ())
-        if full.engine.name == "vllm":
-            parts["towers"] += full.element_bytes * levels * full.max_batched_tokens * shape.hidden
-    return parts
-
-
-def _has_tables(network: ServedNetwork, full: FullSettings) -> bool:
-    """Return True if the engine keeps tables of rotations."""
-    is_own = full.engine.name == "vllm" and not is_by_transformers(full.engine.version, _kind(network))
-    return is_own or full.engine.name == "sglang"
-
-
-def _kind(network: ServedNetwork) -> str:
-    """Return the type of the layers for text."""
-    return str(text_part(network.config).get("model_type"))
 
 
 def _captured(full: FullSettings) -> float:
@@ -450,11 +344,11 @@ def find_unsupported(full: FullSettings, network: ServedNetwork) -> str | None:
 
 
 def _reads_fp8_cache(full: FullSettings, network: ServedNetwork) -> bool:
-    shape = _known_shape(network)
+    shape = known_shape(network)
     return reads_fp8_cache(
         full.engine.version,
         full.device.capability,
-        kind=_kind(network),
+        kind=network.text_kind,
         head_dim=shape.head_dim,
         latent=shape.latent_rank > 0,
     )

@@ -61,7 +61,7 @@ def check_extras(full: FullSettings, network: ServedNetwork) -> None:
             raise UsageError(f"max-lora-rank is {stated.max_lora_rank}; vLLM's ranks are {possible}.")
         if shape.latent_rank:
             raise CannotEstimate("The adapters of latent attention are not known.")
-        if has_adapter_words(_kind(network)) and shape.vocab > _MOST_WORDS:
+        if has_adapter_words(network.text_kind) and shape.vocab > _MOST_WORDS:
             raise UsageError(f"vLLM serves adapters of networks with at most {_MOST_WORDS:,} words.")
     _check_draft(stated, network)
 
@@ -100,12 +100,8 @@ def has_adapters(stated: ServeSettings) -> bool:
 def count_predicting(network: ServedNetwork) -> int:
     """Return the layers of a network that predict further tokens."""
     text = text_part(network.config)
-    unstated = int(_kind(network) == _PREDICTS_UNSTATED)
+    unstated = int(network.text_kind == _PREDICTS_UNSTATED)
     return next((text[name] for name in _PREDICTING if type(text.get(name)) is int), unstated)
-
-
-def _kind(network: ServedNetwork) -> str:
-    return str(text_part(network.config).get("model_type"))
 
 
 def extra_weights(network: ServedNetwork, full: FullSettings, stage: range, *, ep: int) -> Mapping[str, int]:
@@ -116,7 +112,7 @@ def extra_weights(network: ServedNetwork, full: FullSettings, stage: range, *, e
     parts = {}
     stated, shape, unsplit = full.stated, network.shape, unsplit_bytes(full.engine)
     if has_adapters(stated) and shape is not None:
-        words = has_adapter_words(_kind(network))
+        words = has_adapter_words(network.text_kind)
         weights = list(list_adapters(shape, full, ep=ep, layers=len(stage), words=words))
         parts["adapters"] = sum(weight.bytes(full.quantization, unsplit_bytes=unsplit) for weight in weights)
     if stated.draft == "mtp" and network.stored:

@@ -10,7 +10,7 @@ from tonnage.catalog.configurations import find_config_file, read_config, resolv
 from tonnage.catalog.models import find_model
 from tonnage.errors import CannotEstimate, UnknownNetwork, UnreadableModel, UsageError
 from tonnage.job import Job
-from tonnage.model import ModelRef
+from tonnage.model import ModelRef, text_part
 from tonnage.options import is_amount
 from tonnage.serving.quantization import (
     NONE,
@@ -59,6 +59,11 @@ class ServedNetwork:
     """True if the checkpoint says that keys and values are kept in 8-bit floats."""
     draft: "ServedNetwork | None" = None
     """Network that drafts tokens for this one."""
+
+    @property
+    def text_kind(self) -> str:
+        """Return the type of the layers for text."""
+        return str(text_part(self.config).get("model_type"))
 
     @property
     def has_towers(self) -> bool:
