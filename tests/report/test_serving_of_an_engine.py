@@ -38,6 +38,8 @@ def test_a_start_has_its_cache_in_the_first_line_and_all_parts_below():
     for told in (report, page(started)):
         assert "3,031 of 16 tokens" in told
         assert "vllm 0.33.0" in told
+        assert "6.74 B parameters" in told
+        assert " trainable" not in told
     assert "405 of 1,000 requests finished in 872 steps, at most 52 together (mean 30.1); 5 preemptions" in " ".join(
         report.split()
     )

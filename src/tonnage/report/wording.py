@@ -112,7 +112,8 @@ def choices(estimate: Estimate) -> str:
         elif value is not False and value not in _DEFAULT_VALUES and isinstance(value, str | int):
             parts.append(str(value) if name in ("precision", "optimizer", "shard") else f"{label} {value}")
     if "command" in job:
-        parts += _describe_parameters(estimate.model)
+        known = _describe_parameters(estimate.model)
+        parts += known[:1] if estimate.serving is not None else known  # nothing is trained
     return ", ".join(parts)
 
 
