@@ -4,10 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from networks import one_thread  # noqa: F401
 from real_text import batches, network
 from tonnage import Job, Plan
+from tonnage.errors import UsageError
 from tonnage.step.step import Step
 from tonnage.step.world import World
 from tonnage.techniques import chunked_loss, fused_loss, select_techniques
@@ -99,3 +102,17 @@ def test_no_labels_sum_to_zero(loss: str) -> None:
     value.backward()
     assert value == 0
     assert all((p.grad == 0).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("kind", "field"), [("gemma2", "final_logit_softcapping"), ("minicpm3", "logits_scaling")])
+def test_logits_that_change_by_a_field_that_nobody_stated_need_slices_of_our_own(kind: str, field: str) -> None:
+    if kind not in CONFIG_MAPPING_NAMES:
+        pytest.skip(f"this transformers has no {kind}")
+    config = AutoConfig.for_model(
+        kind, **{"num_hidden_layers": 1, "vocab_size": 64, "hidden_size": 64, "num_attention_heads": 4}
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(UsageError, match=rf"loss=torch: {kind} changes its logits \({field}\); choose loss fused"):
+        with_loss("torch", model)
+    with_loss("fused", model)

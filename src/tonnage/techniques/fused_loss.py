@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.errors import UsageError
 from tonnage.job import IGNORED_LABEL
 from tonnage.plans import CHUNK_TOKENS
 from tonnage.techniques import chunked_loss
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from tonnage.step.step import Step
 
 
+_WIDTH_OF_SCALING: Final = "dim_model_base"
+"""Field by which MiniCPM3's configuration computes how it scales its logits."""
+
+
 def accepts(case: Case) -> Refusal | None:
     """Refuse like the chunked loss; `torch` and `liger` need plain linear heads."""
     plan = case.plan
@@ -35,13 +40,9 @@ def accepts(case: Case) -> Refusal | None:
     if refusal is not None or plan.loss == "fused":
         return refusal
     text = case.job.model.text
-    scaled = [name for name in (*SCALINGS, *CAPS) if text.get(name) not in (None, 1)]
+    scaled = [name for name in (*SCALINGS, *CAPS, _WIDTH_OF_SCALING) if text.get(name) not in (None, 1)]
     if scaled:
-        return Refusal(
-            technique=f"loss={plan.loss}",
-            reason=f"{case.job.model.config.get('model_type')} changes its logits ({', '.join(scaled)})",
-            instead="choose loss fused or chunked",
-        )
+        return _changes_logits(plan.loss, case.job.model.config.get("model_type"), scaled)
     if plan.loss == "liger" and find_spec("liger_kernel") is None:
         return Refusal(
             technique="loss=liger",
@@ -51,14 +52,31 @@ def accepts(case: Case) -> Refusal | None:
     return None
 
 
+def _changes_logits(loss: str, kind: object, names: list[str]) -> Refusal:
+    return Refusal(
+        technique=f"loss={loss}",
+        reason=f"{kind} changes its logits ({', '.join(names)})",
+        instead="choose loss fused or chunked",
+    )
+
+
 def apply(step: Step) -> Step:
-    """Replace the network's forward by one that returns the loss alone."""
+    """Replace the network's forward by one that returns the loss alone.
+
+    Raises UsageError where the loss needs a plain head and the network, by a field that its configuration file does
+    not state, changes its logits.
+    """
     loss = {"fused": _loss_by_slices, "torch": _loss_by_torch, "liger": _loss_by_liger}[step.plan.loss]
-    return replace(step, changes=(*step.changes, partial(_replace_forward, loss=loss)))
+    return replace(step, changes=(*step.changes, partial(_replace_forward, loss=loss, name=step.plan.loss)))
 
 
-def _replace_forward(module: nn.Module, loss: Callable[..., Tensor]) -> nn.Module:
+def _replace_forward(module: nn.Module, loss: Callable[..., Tensor], name: str) -> nn.Module:
     network = chunked_loss.writing_network(module)
+    if loss is not _loss_by_slices:
+        config = network.config.get_text_config()
+        scaled = [field for field in (*SCALINGS, *CAPS) if getattr(config, field, None) not in (None, 1)]
+        if scaled:
+            raise UsageError(str(_changes_logits(name, config.model_type, scaled)))
     network.forward = MethodType(partial(_forward, own=network.forward, loss=loss), network)
     return module
 
