@@ -86,3 +86,10 @@ def test_a_smaller_chunk_and_fewer_sequences_leave_more_to_the_pool() -> None:
     small = ask("llama-3.1-8b", "l40s", max_batched_tokens=1024, max_seqs=8)
     assert small.settings.utilization > usual.settings.utilization
     assert small.serving.kv_cache_tokens > usual.serving.kv_cache_tokens
+
+
+def test_a_small_chunk_reserves_as_much_as_one_of_2048_tokens() -> None:
+    """`_handle_gpu_memory_settings` of 0.5.23: the working set is one of at least 2,048 tokens."""
+    small, least = (ask("llama-3.2-1b", "l4", max_batched_tokens=tokens, eager=True) for tokens in (512, 2048))
+    assert small.settings.utilization == least.settings.utilization
+    assert small.serving.kv_cache_tokens == least.serving.kv_cache_tokens
