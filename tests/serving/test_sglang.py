@@ -1,6 +1,7 @@
 """SGLang's pool in closed form beside its start-ups on the ghost (0.5.23, `tests/ghost/test_sglang_start.py`)."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tonnage.catalog.models import find_model
 from tonnage.errors import CannotEstimate
 from tonnage.serving.asking import read_served
 from tonnage.serving.closed_form import ServingEstimate, estimate_serving
+from tonnage.serving.document import to_json
 from tonnage.serving.settings import ServeSettings
 
 
@@ -86,3 +88,26 @@ def test_a_smaller_chunk_and_fewer_sequences_leave_more_to_the_pool() -> None:
     small = ask("llama-3.1-8b", "l40s", max_batched_tokens=1024, max_seqs=8)
     assert small.settings.utilization > usual.settings.utilization
     assert small.serving.kv_cache_tokens > usual.serving.kv_cache_tokens
+
+
+def test_a_small_chunk_reserves_as_much_as_one_of_2048_tokens() -> None:
+    """`_handle_gpu_memory_settings` of 0.5.23: the working set is one of at least 2,048 tokens."""
+    small, least = (ask("llama-3.2-1b", "l4", max_batched_tokens=tokens, eager=True) for tokens in (512, 2048))
+    assert small.settings.utilization == least.settings.utilization
+    assert small.serving.kv_cache_tokens == least.serving.kv_cache_tokens
+
+
+def test_without_room_it_names_the_part_that_the_weights_do_not_fit() -> None:
+    """A part of 0.15 of an H100, which has no share for the peak of a step."""
+    estimate = ask("llama-3.1-8b", "h100-80gb", gpu_memory_utilization=0.15)
+    error = estimate.serving.error
+    assert error is not None
+    assert "step's peak" not in error
+    short, weights, room = map(float, re.findall(r"([\d.]+) GiB", error))
+    assert room + short == pytest.approx(weights, abs=0.02)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_peak_of_a_start_without_room_lies_in_its_interval(engine: str) -> None:
+    peak = to_json(ask("llama-3.1-8b", "t4", engine=engine, max_len=4096))["peak"]
+    assert peak["low_bytes"] <= peak["process_bytes"] <= peak["high_bytes"]

@@ -381,10 +381,12 @@ def _why_not(full: FullSettings, network: ServedNetwork, worst: StageMemory, nee
     if worst.weights_bytes > free:
         return f"the weights take {format_gib(worst.weights_bytes)} of {format_gib(free)}"
     if worst.pool_bytes <= 0:
-        return (
-            f"no memory is left for the KV cache: {format_gib(-worst.pool_bytes)} too little after weights of "
-            f"{format_gib(worst.weights_bytes)} and a step's peak of {format_gib(worst.profile.bytes)}"
-        )
+        after = f"weights of {format_gib(worst.weights_bytes)}"
+        if full.engine.name == "vllm":
+            after += f" and a step's peak of {format_gib(worst.profile.bytes)}"
+        elif full.engine.name == "sglang":
+            after += f"; by its rule {format_gib(int(free * full.utilization))} are for weights and cache"
+        return f"no memory is left for the KV cache: {format_gib(-worst.pool_bytes)} too little after {after}"
     if needed > worst.pool_bytes:
         return (
             f"one request of {full.max_len:,} tokens needs {format_gib(needed)} of KV cache, and "

@@ -43,7 +43,8 @@ def usual_part(
     """
     rule, card, total_mib = facts(), _of_card(device), _total_mib(device)
     tokens = tokens or chunk_tokens(device)
-    reserved = rule["fixed_mib"] + rule["chunk_token_mib"] * tokens + rule["rank_mib"] * tp * pp
+    activated = max(tokens, rule["least_chunk_tokens"])
+    reserved = rule["fixed_mib"] + rule["chunk_token_mib"] * activated + rule["rank_mib"] * tp * pp
     if not eager:
         largest = card["graph_sequences"][tp >= rule["many_ranks"]]
         reserved += rule["graph_sequence_mib"] * min(largest, sequences or largest)
