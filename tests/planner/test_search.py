@@ -10,6 +10,7 @@ import torch
 
 from solutions import FormulaRunner, need_bytes, possible, question, without_host_limit
 from tonnage.errors import CannotEstimate, UsageError
+from tonnage.model import ModelRef
 from tonnage.planner.alternatives import DIFFERENT, difference
 from tonnage.planner.candidate_pool import SMALL, CandidatePool
 from tonnage.planner.candidates import list_candidates
@@ -23,7 +24,7 @@ from tonnage.planner.search_space import LOSSES
 from tonnage.planner.solution import Candidate
 from tonnage.planner.solve import search
 from tonnage.shallow.depths import with_layers
-from tonnage.step.model import causal_network
+from tonnage.step.model import build, causal_network
 from tonnage.techniques import attention
 from tonnage.techniques.tensor_parallel import _not_known
 from tonnage.units import GIB, format_gib
@@ -409,3 +410,8 @@ def test_broken_option_is_found_by_the_message():
         raise RuntimeError("No available kernel. Aborting execution.")
     assert find_broken_option(on, str(refused.value)) == "attention"
     assert find_broken_option(on, "Memory ran out.") is None
+    fields = {"model_type": "gemma2", "num_hidden_layers": 1, "vocab_size": 64, "hidden_size": 64}
+    unstated = ModelRef(name="g", kind="config", config=fields)  # it caps its scores by default
+    with pytest.raises(UsageError, match="has no sdpa attention") as refused:
+        build(unstated, dtype=torch.bfloat16, attention="sdpa", device=torch.device("meta"))
+    assert find_broken_option(on, str(refused.value)) == "attention"

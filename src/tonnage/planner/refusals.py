@@ -16,6 +16,7 @@ from tonnage.planner.question import Question
 from tonnage.planner.search_space import AXES
 from tonnage.planner.solution import Candidate, Refused
 from tonnage.planner.trial_runner import Failure
+from tonnage.step.config_errors import NOT_BUILT
 from tonnage.techniques.attention import CANNOT_SERVE
 
 SAME_FAILURES: Final = 6
@@ -24,8 +25,9 @@ SAME_FAILURES: Final = 6
 _MOST_LISTED: Final = 8
 """How many plans that do not fit are listed."""
 
-_ATTENTION_FAILURES: Final = ("flex_attention", CANNOT_SERVE)
-"""Words of a failure of an attention's kernels: Inductor's name for flex's, and torch's lack of any kernel."""
+_ATTENTION_FAILURES: Final = ("flex_attention", CANNOT_SERVE, NOT_BUILT)
+"""Words of a failure of an attention: Inductor's name for flex's kernels, that torch has no kernel, transformers no
+implementation."""
 
 
 @dataclass

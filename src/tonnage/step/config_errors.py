@@ -9,6 +9,9 @@ from typing import Any, Final
 SEARCH_SECONDS: Final = 5.0
 """Longest search for the field by which a configuration fails."""
 
+NOT_BUILT: Final = "would need for --attention"
+"""Part of the message if transformers has no such attention for a network."""
+
 
 def describe(error: Exception, fields: dict[str, Any], attempt: Callable[[dict[str, Any]], Any]) -> str:
     """Return the error's message, with the field that causes it if the message names none.

@@ -29,7 +29,7 @@ from tonnage.errors import CannotEstimate, UnreadableModel, UsageError
 from tonnage.job import beyond_positions, check_tokens
 from tonnage.step import configuration, heads, remarks, training
 from tonnage.step.config_defaults import describe_unstated_sizes
-from tonnage.step.config_errors import describe, first_line, works
+from tonnage.step.config_errors import NOT_BUILT, describe, first_line, works
 from tonnage.step.configuration import text_config
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def _explain_missing_attention(name: str, head: heads.Head, attention: str, make
     others = [other for other in _IMPLEMENTATIONS if other != attention and works(make, other)]
     possible = ", ".join(["auto", *(value for other in others for value in _IMPLEMENTATIONS[other])])
     return (
-        f"transformers' {head.class_name} has no {attention} attention, which {name} would need for --attention "
+        f"transformers' {head.class_name} has no {attention} attention, which {name} {NOT_BUILT} "
         f"{', '.join(_IMPLEMENTATIONS[attention])}; possible: {possible}."
     )
 
