@@ -12,6 +12,8 @@ from tonnage.errors import CannotEstimate
 from tonnage.serving.asking import read_served
 from tonnage.serving.closed_form import ServingEstimate, estimate_serving
 from tonnage.serving.document import to_json
+from tonnage.serving.lengths import Lengths
+from tonnage.serving.planning import Question, evaluate
 from tonnage.serving.settings import ServeSettings
 
 
@@ -81,6 +83,22 @@ def test_a_network_of_states_alone_is_not_known(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(network))
     with pytest.raises(CannotEstimate, match="states alone is not known; name vllm"):
         ask(str(tmp_path), "h100-80gb")
+
+
+def test_it_starts_with_less_than_its_longest_request() -> None:
+    """A start on the ghost: 19,654 tokens, of 131,072 of a request."""
+    estimate = ask("llama-3.1-8b", "l4", max_len=131_072, gpu_memory_utilization=0.8, eager=True)
+    assert estimate.starts
+    assert estimate.serving.kv_cache_tokens == pytest.approx(19_654, rel=0.01)
+    assert any(text.startswith("sglang refuses requests of more than 19,") for text in estimate.assumed)
+    question = Question(
+        network=estimate.network,
+        cluster=estimate.cluster,
+        lengths=Lengths(p50=1000, p95=4000, output=300),
+        concurrency=1,
+        stated=estimate.settings.stated,
+    )
+    assert evaluate(question, estimate.settings.stated).held == 0
 
 
 def test_a_smaller_chunk_and_fewer_sequences_leave_more_to_the_pool() -> None:

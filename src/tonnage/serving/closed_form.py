@@ -161,6 +161,7 @@ def estimate_serving(network: ServedNetwork, settings: ServeSettings, cluster: C
         modelled=_modelled(full),
         assumed=(
             *_assumed(network, full, cluster),
+            *([sglang.describe_longest(longest)] if error is None and longest < full.max_len else []),
             *describe_extras(network, full, worst.weights_bytes),
         ),
     )
@@ -387,7 +388,7 @@ def _why_not(full: FullSettings, network: ServedNetwork, worst: StageMemory, nee
         elif full.engine.name == "sglang":
             after += f"; by its rule {format_gib(int(free * full.utilization))} are for weights and cache"
         return f"no memory is left for the KV cache: {format_gib(-worst.pool_bytes)} too little after {after}"
-    if needed > worst.pool_bytes:
+    if needed > worst.pool_bytes and full.engine.name != "sglang":
         return (
             f"one request of {full.max_len:,} tokens needs {format_gib(needed)} of KV cache, and "
             f"{format_gib(worst.pool_bytes)} are available; the longest that fits has {longest:,} tokens"

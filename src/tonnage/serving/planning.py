@@ -344,7 +344,7 @@ def _degrees(question: Question, gpus: int) -> Iterator[tuple[int, int, int]]:
 def evaluate(question: Question, settings: ServeSettings) -> ServePlan:
     """Return the plan of these settings.  Raises UsageError for settings that cannot be."""
     estimate = estimate_serving(question.network, settings, question.cluster)
-    if not estimate.starts:
+    if not estimate.starts or estimate.longest < estimate.settings.max_len:
         return ServePlan(settings=settings, estimate=estimate, speed=None, held=0)
     per_replica = min(float(estimate.settings.max_seqs), held_requests(estimate, question.lengths))
     try:

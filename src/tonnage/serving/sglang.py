@@ -100,6 +100,11 @@ def running_requests(pool: Pool, layers: Sequence[LayerCache], *, max_len: int, 
     return max(0, most)
 
 
+def describe_longest(longest: int) -> str:
+    """Return what becomes of requests that are longer than the pool, with which SGLang starts all the same."""
+    return f"sglang refuses requests of more than {longest:,} tokens, as the pool holds no more"
+
+
 def interval(quantization: Quantization) -> float:
     """Return by which part of itself the pool may be larger or smaller."""
     by_format = facts()["interval"]
