@@ -11,6 +11,7 @@ from tonnage.errors import UnreadableFile, UsageError
 from tonnage.report.serving_plans import render
 from tonnage.serving import plan_file
 from tonnage.serving.exports import TARGETS, engine_command, export_serving
+from tonnage.serving.facts import USUAL_VERSIONS
 from tonnage.serving.lengths import Lengths
 from tonnage.serving.network import read_network
 from tonnage.serving.planning import Question, candidates, evaluate, find_limit, plan_serving
@@ -219,7 +220,8 @@ def best_for(engine, target, **settings):
         ("vllm", "compose", False),
         ("vllm", "sglang", True),
         ("sglang", "sglang", False),
-        ("sglang", "kubernetes", True),
+        ("sglang", "kubernetes", False),
+        ("transformers", "compose", True),
         ("transformers", "vllm", True),
     ],
 )
@@ -232,6 +234,22 @@ def test_a_plan_for_one_engine_is_no_promise_for_another(engine, target, is_said
     command = solution.to_json()["plans"][0]["command"]
     assert (command is None) == (engine == "transformers")
     assert ("'s command" in render(solution)) == (engine != "transformers")
+
+
+@pytest.mark.parametrize("target", ["compose", "kubernetes"])
+def test_a_container_starts_the_plans_engine(target):
+    yaml = pytest.importorskip("yaml")
+    solution, exported = best_for("sglang", target)
+    first = next(iter(yaml.safe_load_all(exported.files[0][1])))
+    if target == "compose":
+        engine = first["services"]["engine"]
+        words = [*engine["entrypoint"], *engine["command"]]
+    else:
+        engine = first["spec"]["template"]["spec"]["containers"][0]
+        words = [*engine["command"], *engine["args"]]
+    assert engine["image"] == f"lmsysorg/sglang:v{USUAL_VERSIONS['sglang']}"
+    assert words[0] == "python3"
+    assert words[1:] == shlex.split(engine_command("sglang", solution.plans[0].estimate))[1:]
 
 
 def test_both_engines_quantize_while_they_load():

@@ -22,6 +22,10 @@ TARGETS: Final = ("vllm", "sglang", "compose", "kubernetes")
 ENGINES_WITH_COMMANDS: Final = ("vllm", "sglang")
 PORT: Final = 8000
 
+_IMAGES: Final = {"vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang"}
+_STARTED_BY: Final = {"vllm": ("vllm", "serve"), "sglang": ("python3", "-m", "sglang.launch_server")}
+"""The engines' own images, and the first words of their commands there."""
+
 _LONG_DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16"}
 """vLLM's words for keys and values of 16 bits, which `auto` means unless the checkpoint says otherwise."""
 
@@ -175,7 +179,7 @@ def export_serving(target: str, estimate: ServingEstimate) -> ServeFiles:
     if target not in TARGETS:
         raise UsageError(f"Unknown target {target!r} for a serving plan; possible: {', '.join(TARGETS)}.")
     notes = notes_of(estimate)
-    started, computed = target if target in ENGINES_WITH_COMMANDS else "vllm", estimate.settings.engine
+    started, computed = target if target in ENGINES_WITH_COMMANDS else _contained(estimate), estimate.settings.engine
     if started != computed.name:
         notes += (f"The plan was computed for {computed}, not for {started}, which may start otherwise.",)
     if target in ENGINES_WITH_COMMANDS:
@@ -188,10 +192,16 @@ def export_serving(target: str, estimate: ServingEstimate) -> ServeFiles:
     )
 
 
+def _contained(estimate: ServingEstimate) -> str:
+    """Return the engine that a container starts: that of the plan where it serves, else vLLM."""
+    name = estimate.settings.engine.name
+    return name if name in ENGINES_WITH_COMMANDS else "vllm"
+
+
 def _image(estimate: ServingEstimate) -> str:
-    engine = estimate.settings.engine
-    version = ".".join(map(str, engine.version)) if engine.name == "vllm" else USUAL_VERSIONS["vllm"]
-    return f"vllm/vllm-openai:v{version}"
+    engine, name = estimate.settings.engine, _contained(estimate)
+    version = ".".join(map(str, engine.version)) if engine.name == name else USUAL_VERSIONS[name]
+    return f"{_IMAGES[name]}:v{version}"
 
 
 def _gpus(estimate: ServingEstimate) -> int:
@@ -205,22 +215,26 @@ def _local(estimate: ServingEstimate) -> str | None:
     return str(path.resolve()) if path.is_dir() else None
 
 
-def _arguments(estimate: ServingEstimate) -> list[str]:
-    """Return what follows `vllm serve` in a container."""
-    _, _, model, *flags = vllm_words(estimate)
-    return [_local(estimate) or model, *flags]
+def _words(estimate: ServingEstimate) -> tuple[list[str], list[str]]:
+    """Return the words that start the engine in a container, whatever its image starts, and what follows them."""
+    engine = _contained(estimate)
+    words = sglang_words(estimate) if engine == "sglang" else vllm_words(estimate)
+    count = len(_STARTED_BY[engine])
+    name = words.index(repository(estimate.network.model))
+    words[name] = _local(estimate) or words[name]
+    return list(_STARTED_BY[engine]), words[count:]
 
 
 def _compose(estimate: ServingEstimate) -> str:
-    local = _local(estimate)
+    local, (started_by, arguments) = _local(estimate), _words(estimate)
     words, folder = (  # compose puts a variable in place of a single $
-        json.dumps(text).replace("$", "$$") for text in (_arguments(estimate), f"{local}:{local}:ro")
+        json.dumps(text).replace("$", "$$") for text in (arguments, f"{local}:{local}:ro")
     )
     return (
         "services:\n"
         "  engine:\n"
         f"    image: {_image(estimate)}\n"
-        '    entrypoint: ["vllm", "serve"]\n'
+        f"    entrypoint: {json.dumps(started_by)}\n"
         f"    command: {words}\n"
         f'    ports: ["{PORT}:{PORT}"]\n'
         "    ipc: host\n"
@@ -238,7 +252,8 @@ def _compose(estimate: ServingEstimate) -> str:
 
 
 def _kubernetes(estimate: ServingEstimate) -> str:
-    arguments = "".join(f"            - {json.dumps(word)}\n" for word in _arguments(estimate))
+    started_by, words = _words(estimate)
+    arguments = "".join(f"            - {json.dumps(word)}\n" for word in words)
     path = None if (local := _local(estimate)) is None else json.dumps(local)
     mount = "" if path is None else f", {{name: model, mountPath: {path}, readOnly: true}}"
     volume = "" if path is None else f", {{name: model, hostPath: {{path: {path}}}}}"
@@ -256,7 +271,7 @@ def _kubernetes(estimate: ServingEstimate) -> str:
         "      containers:\n"
         "        - name: engine\n"
         f"          image: {_image(estimate)}\n"
-        '          command: ["vllm", "serve"]\n'
+        f"          command: {json.dumps(started_by)}\n"
         "          args:\n"
         f"{arguments}"
         f"          ports: [{{containerPort: {PORT}}}]\n"
