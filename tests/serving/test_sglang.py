@@ -101,6 +101,16 @@ def test_it_starts_with_less_than_its_longest_request() -> None:
     assert evaluate(question, estimate.settings.stated).held == 0
 
 
+def test_many_sequences_lengthen_no_step() -> None:
+    assert ask("llama-3.1-8b", "h100-80gb", max_seqs=10_000).settings.max_batched_tokens == 8192
+
+
+@pytest.mark.parametrize(("version", "is_said"), [("0.5.23", False), ("0.4.1", True), ("0.5.9", True)])
+def test_another_version_is_said_to_be_computed_as_the_known_one(version: str, is_said: bool) -> None:
+    assumed = ask("llama-3.1-8b", "h100-80gb", engine=f"sglang@{version}").assumed
+    assert any("is computed as sglang 0.5.23" in text for text in assumed) == is_said
+
+
 def test_a_smaller_chunk_and_fewer_sequences_leave_more_to_the_pool() -> None:
     usual = ask("llama-3.1-8b", "l40s")
     small = ask("llama-3.1-8b", "l40s", max_batched_tokens=1024, max_seqs=8)

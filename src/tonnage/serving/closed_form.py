@@ -446,6 +446,8 @@ def _assumed(network: ServedNetwork, full: FullSettings, cluster: Cluster) -> tu
     usual = parse_engine(full.engine.name)
     if full.engine.version[:2] > usual.version[:2]:
         found.append(f"{full.engine} is newer than what is known of it, and computed as {usual}")
+    elif full.engine.name == "sglang" and full.engine.version != usual.version:
+        found.append(f"{full.engine} is computed as {usual}, whose rule is known")
     if full.element_bytes > 2:
         found.append(f"{full.engine} computes such a network in fp32 on a card without bf16")
     if network.has_fp8_cache and full.has_fp8_cache and full.stated.kv_dtype == "auto":

@@ -205,8 +205,9 @@ def complete(settings: ServeSettings, network: ServedNetwork, cluster: Cluster) 
     if utilization is None:
         utilization = _usual_utilization(engine, device, settings, network)
     max_seqs = settings.max_seqs or seqs
-    max_batched = settings.max_batched_tokens or min(max(tokens, max_seqs), max_seqs * max_len)
-    if max_batched < max_seqs and engine.name != "sglang":
+    least = 0 if engine.name == "sglang" else max_seqs  # its steps are of a prompt or of answers
+    max_batched = settings.max_batched_tokens or min(max(tokens, least), max_seqs * max_len)
+    if max_batched < least:
         raise UsageError(
             f"max-batched-tokens {max_batched} is less than max-seqs {max_seqs}: each running request decodes a "
             "token in each step; raise it, or lower max-seqs."
