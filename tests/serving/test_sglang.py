@@ -101,6 +101,18 @@ def test_it_starts_with_less_than_its_longest_request() -> None:
     assert evaluate(question, estimate.settings.stated).held == 0
 
 
+@pytest.mark.parametrize("layers", [[1], None])
+def test_an_encoder_whose_fields_are_no_numbers_counts_as_a_usual_one(layers: object, tmp_path: Path) -> None:
+    model = find_model("qwen2.5-vl-7b")
+    assert model is not None
+    config = model.config()
+    config["vision_config"]["num_hidden_layers"] = layers
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert (
+        ask(str(tmp_path), "h100-80gb").settings.utilization == ask("qwen2.5-vl-7b", "h100-80gb").settings.utilization
+    )
+
+
 def test_many_sequences_lengthen_no_step() -> None:
     assert ask("llama-3.1-8b", "h100-80gb", max_seqs=10_000).settings.max_batched_tokens == 8192
 

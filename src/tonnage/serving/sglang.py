@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from tonnage.cluster import Device
 from tonnage.errors import CannotEstimate
+from tonnage.options import is_amount
 from tonnage.serving.facts import engine_facts
 from tonnage.serving.kv_cache import LayerCache, Pool, Request
 from tonnage.serving.network import ServedNetwork
@@ -56,7 +57,7 @@ def usual_part(
 
 def with_state_dtype(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a configuration that states the dtype of a recurrent state: fp32, where it states none."""
-    stated = {"mamba_ssm_dtype": "float32", **config}
+    stated = {**config, "mamba_ssm_dtype": config.get("mamba_ssm_dtype") or "float32"}
     text = config.get("text_config")
     return {**stated, "text_config": with_state_dtype(text)} if isinstance(text, Mapping) else stated
 
@@ -144,8 +145,12 @@ def _part_beside_tower(network: ServedNetwork) -> float:
     if not isinstance(tower, Mapping):
         return 1.0
     rule = facts()["towers"]
-    layers, width = (tower.get(name, usual) for name, usual in rule["usual"].items())
+    layers, width = (_amount(tower.get(name), usual) for name, usual in rule["usual"].items())
     usual_layers, usual_width = rule["usual"].values()
     growth = layers * width**2 / (usual_layers * usual_width**2) - 1
     least, most = rule["factors"]
     return float(rule["part"] * max(least, min(most, 1 - rule["part_of_growth"] * growth)))
+
+
+def _amount(value: object, usual: float) -> float:
+    return value if is_amount(value) else usual
