@@ -47,6 +47,20 @@ def test_as_its_start_on_the_ghost(model: str, gpu: str, settings: dict[str, obj
     assert answer.low_tokens <= tokens <= answer.high_tokens
 
 
+@pytest.mark.parametrize(
+    ("model", "gpu", "settings", "tokens"),
+    [
+        ("qwen3-0.6b", "t4", {"max_len": 4096}, 88_166),
+        ("llama-3.1-8b", "h100-80gb", {"quantization": "fp8"}, 461_394),
+    ],
+    ids=str,
+)
+def test_near_its_start_on_the_ghost(model: str, gpu: str, settings: dict[str, object], tokens: int) -> None:
+    answer = ask(model, gpu, **settings).serving
+    assert answer.kv_cache_tokens == pytest.approx(tokens, rel=0.006)
+    assert answer.low_tokens <= tokens <= answer.high_tokens
+
+
 @pytest.mark.parametrize(("gpu", "chunk"), [("t4", 2048), ("l4", 4096), ("h100-80gb", 8192)])
 def test_it_takes_what_a_card_of_its_size_can(gpu: str, chunk: int) -> None:
     assert ask("llama-3.2-1b", gpu).settings.max_batched_tokens == chunk
